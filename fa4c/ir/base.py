@@ -1,0 +1,164 @@
+"""The base class of all fa4c operations: what the bindings' `ext.Operation` leaves out.
+
+`ext` (torch-mlir) has no optional attributes, lets undeclared attributes pass, and runs Python verifiers before the generic
+checks, so that a missing operand would reach a verifier as an IndexError. `make_operation_base` gives a dialect a base class that
+
+- reads `name: Optional[ir.XAttr] = optional("default")` declarations: absent in the text means the default;
+- refuses undeclared attributes, naming the nearest declared one;
+- checks operand, result and region counts, segment sizes, block arguments and required attributes before it calls
+  `verify_op(self) -> bool`, the hook that dialects override.
+"""
+
+import difflib
+from typing import Any
+
+from .diagnostics import op_error
+from .mlir import ext, ir
+
+# Attributes that MLIR itself puts on operations.
+_INFRASTRUCTURE = ("operandSegmentSizes", "resultSegmentSizes")
+
+
+class OptionalAttr:
+    """Declares an attribute that may be absent; `default` is MLIR attribute text, or None for "absent means None"."""
+
+    def __init__(self, default: str | None, kind: type):
+        self.default, self.kind = default, kind
+
+
+def optional(kind: type, default: str | None = None) -> Any:
+    """`masked: Any = optional(ir.BoolAttr, "false")` in the body of an operation class."""
+    return OptionalAttr(default, kind)
+
+
+def _optional_property(name: str, spec: OptionalAttr) -> property:
+    def get(self):
+        if name in self.attributes:
+            return self.attributes[name]
+        return ir.Attribute.parse(spec.default) if spec.default is not None else None
+
+    return property(get)
+
+
+def _arity(fields) -> tuple[int, bool]:
+    """(number of values that must be there, whether there may be more)."""
+    single = ext.Variadicity.single
+    return sum(f.variadicity == single for f in fields), any(f.variadicity != single for f in fields)
+
+
+def make_operation_base(dialect: type) -> type:
+    """The base class for the operations of `dialect`, an `ext.Dialect` subclass."""
+
+    class Operation(dialect.Operation):
+        _optional = {}  # name -> OptionalAttr; unannotated, since `ext` reads annotations as fields
+        # Attributes every operation of the dialect may carry; a dialect extends it (tile: stage, order).
+        _shared_optional = {}
+
+        def __init_subclass__(cls, **kwargs):
+            own = {k: v for k, v in vars(cls).items() if isinstance(v, OptionalAttr)}
+            for name in own:
+                delattr(cls, name)
+                cls.__annotations__.pop(name, None)
+            if "__annotations__" not in cls.__dict__:
+                cls.__annotations__ = {}
+            merged = {**cls._shared_optional, **own}
+            super().__init_subclass__(**kwargs)
+            cls._optional = merged
+            for name, spec in merged.items():
+                setattr(cls, name, _optional_property(name, spec))
+            if kwargs.get("name"):
+                cls.__init__ = _init_with_optional(cls.__init__, merged)
+
+        def verify_invariants(self) -> bool:
+            return _generic_checks(self) and self.verify_op()
+
+        def verify_op(self) -> bool:
+            """What the dialect demands beyond counts and attribute kinds; counts are already right."""
+            return True
+
+    return Operation
+
+
+def _init_with_optional(init, optional_attrs):
+    def __init__(self, *args, **kwargs):
+        given = {k: kwargs.pop(k) for k in list(kwargs) if k in optional_attrs}
+        init(self, *args, **kwargs)
+        for name, value in given.items():
+            if value is not None:
+                self.attributes[name] = value
+
+    return __init__
+
+
+def _generic_checks(op) -> bool:
+    operands, attrs, results, regions = ext.partition_fields(type(op)._fields)
+    operation = op.operation
+    for what, fields, values, segments in (
+        ("operand", operands, operation.operands, "operandSegmentSizes"),
+        ("result", results, operation.results, "resultSegmentSizes"),
+    ):
+        if not _check_count(op, what, fields, len(values), segments):
+            return False
+    if len(operation.regions) != len(regions):
+        return op_error(op, f"needs {_plural(len(regions), 'region')}, but has {len(operation.regions)}")
+    for field, region in zip(regions, operation.regions, strict=True):
+        if len(region.blocks) != 1:
+            return op_error(op, f"needs one block in region '{field.name}', but it has {len(region.blocks)}")
+    return _check_attributes(op, attrs)
+
+
+def _check_count(op, what, fields, count, segment_name) -> bool:
+    needed, more = _arity(fields)
+    names = ", ".join(f.name for f in fields) or "none"
+    if count < needed or (count > needed and not more):
+        bound = "at least " if more else ""
+        return op_error(op, f"needs {bound}{_plural(needed, what)}, but has {count}", why=f"its {what}s are: {names}",
+                        fix=f"give it the {what}s in that order")
+    if sum(f.variadicity != ext.Variadicity.single for f in fields) == 0:
+        return True
+    if segment_name not in op.attributes:
+        return op_error(op, f"lacks the attribute '{segment_name}'", why=f"its {what}s are grouped: {names}",
+                        fix=f"add {segment_name} = array<i32: ...>, one number for each group")
+    segments = ir.DenseI32ArrayAttr(op.attributes[segment_name]) if ir.DenseI32ArrayAttr.isinstance(op.attributes[segment_name]) else None
+    sizes = list(segments) if segments is not None else []
+    bad = len(sizes) != len(fields) or sum(sizes) != count or any(
+        (f.variadicity == ext.Variadicity.single and n != 1) or (f.variadicity == ext.Variadicity.optional and n not in (0, 1)) or n < 0
+        for f, n in zip(fields, sizes, strict=False))
+    if bad:
+        return op_error(op, f"has {segment_name} = {sizes}, which does not fit {_plural(count, what)}", why=f"the groups are: {names}")
+    return True
+
+
+def _check_attributes(op, required) -> bool:
+    declared = {a.name: a.constraint for a in required}
+    declared.update({name: spec.kind for name, spec in op._optional.items()})
+    present = {a.name if hasattr(a, "name") else a for a in op.attributes}
+    for name in sorted(present - set(declared) - set(_INFRASTRUCTURE)):
+        if "." in name:  # a discardable attribute of another dialect would be dropped silently further down
+            near = difflib.get_close_matches(name.split(".")[-1], declared, n=1)
+        else:
+            near = difflib.get_close_matches(name, declared, n=1, cutoff=0.3)
+        known = ", ".join(sorted(declared)) or "none"
+        return op_error(op, f"has no attribute '{name}'", why=f"declared attributes are: {known}",
+                        fix=f"did you mean '{near[0]}'?" if near else "remove it")
+    for name in (a.name for a in required):
+        if name not in present:
+            return op_error(op, f"lacks the attribute '{name}'", why="it is required", fix=f"add {name} = ...")
+    for name in sorted(present & set(declared)):
+        kind = declared[name]
+        if isinstance(kind, type) and kind is not ir.Attribute and not _is_kind(op.attributes[name], kind):
+            return op_error(op, f"has {name} = {op.attributes[name]}, which is no {_kind_name(kind)}",
+                            why=f"'{name}' is declared as {_kind_name(kind)}")
+    return True
+
+
+def _is_kind(attribute, kind) -> bool:
+    return kind.isinstance(attribute) if hasattr(kind, "isinstance") else isinstance(attribute, kind)
+
+
+def _kind_name(kind) -> str:
+    return kind.__name__.removesuffix("Attr").lower() + " attribute"
+
+
+def _plural(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("" if n == 1 else "s")
