@@ -1,0 +1,1 @@
+"""The command line: one file a sub-command, each with `add_arguments(parser)` and `run(args)`. Nothing imports this package."""

@@ -7,12 +7,15 @@ the command line raises `Diagnostic(...)`. Both end up as
     note: why: ...
     note: fix: ...
 
-The bindings cannot attach notes to a diagnostic, so the notes travel inside the message text, one a line.
+The bindings cannot attach notes to a diagnostic, so the notes travel inside the message text, one a line. A wrong command
+line (an unknown pass or option) is no fault of the file and raises `UsageError`, which has the same notes and exit status 2.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Callable, Iterable
 
 
 class Diagnostic(Exception):
@@ -26,6 +29,28 @@ class Diagnostic(Exception):
         return f"{format_where(self.where)}: error: {message(self.what, self.why, self.fix)}"
 
 
+class Diagnostics(Diagnostic):
+    """Several at once, already in text form: what a pass reported through MLIR before it gave up."""
+
+    def __init__(self, text: str):
+        self._text = text
+        super().__init__(text)
+
+    def text(self) -> str:
+        return self._text
+
+
+class UsageError(Exception):
+    """A wrong command line: unknown pass, unknown option, a value of the wrong kind. Exit status 2."""
+
+    def __init__(self, what: str, *, why: str = "", fix: str = ""):
+        self.what, self.why, self.fix = what, why, fix
+        super().__init__(self.text())
+
+    def text(self) -> str:
+        return f"fa4c: error: {message(self.what, self.why, self.fix)}"
+
+
 def message(what: str, why: str = "", fix: str = "") -> str:
     lines = [what]
     if why:
@@ -33,6 +58,15 @@ def message(what: str, why: str = "", fix: str = "") -> str:
     if fix:
         lines.append(f"note: fix: {fix}")
     return "\n".join(lines)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?`, or the whole list where nothing is near: the text of a `fix` note."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return "use one of: " + ", ".join(known) if known else ""
 
 
 def op_error(op, what: str, *, why: str = "", fix: str = "") -> bool:
@@ -59,10 +93,42 @@ def format_where(where: object) -> str:
     return text
 
 
+def format_mlir(diagnostic, severity: str = "error") -> str:
+    """One MLIR diagnostic with its notes. MLIR's own "see current operation" note is left out: it is the op in
+    generic form with all that is nested in it, often hundreds of lines, and the location says the same."""
+    lines = [f"{format_where(diagnostic.location)}: {severity}: {diagnostic.message}"]
+    lines += [f"note: {note.message}" for note in diagnostic.notes if not note.message.startswith("see current operation")]
+    return "\n".join(lines)
+
+
 def from_mlir_error(error) -> str:
     """The text of an `ir.MLIRError`: its diagnostics one by one, each in the contract's form."""
-    lines = []
-    for diagnostic in error.error_diagnostics:
-        lines.append(f"{format_where(diagnostic.location)}: error: {diagnostic.message}")
-        lines += [f"note: {note.message}" for note in diagnostic.notes]
-    return "\n".join(lines) or f"error: {error}"
+    return "\n".join(format_mlir(d) for d in error.error_diagnostics) or f"fa4c: error: {error}"
+
+
+class Collector:
+    """Within `with Collector(context) as reports:`, takes in what is reported through MLIR.
+
+    Errors end up in `reports.errors` as text, since a pass may emit one and then return as if nothing were wrong. Warnings
+    and remarks go to `say`.
+    """
+
+    def __init__(self, context, say: Callable[[str], object] | None = None):
+        self.errors: list[str] = []
+        self._context, self._say = context, say
+
+    def __enter__(self) -> Collector:
+        self._handler = self._context.attach_diagnostic_handler(self._take)
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._handler.detach()
+
+    def _take(self, diagnostic) -> bool:
+        severity = str(diagnostic.severity).rsplit(".", 1)[-1].lower()
+        text = format_mlir(diagnostic, severity)
+        if severity == "error":
+            self.errors.append(text)
+        elif self._say is not None:
+            self._say(text)
+        return True

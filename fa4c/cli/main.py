@@ -1,0 +1,129 @@
+"""The `fa4c` command: picks the sub-command, opens the MLIR context, and turns failures into text and an exit status.
+
+    0  success
+    1  a diagnostic: file:line:col: error: ..., note: why: ..., note: fix: ...
+    2  wrong usage: an unknown sub-command, flag, pass or option
+
+Results go to stdout, everything else to stderr. Nothing here imports MLIR or torch before a sub-command needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+
+from ..ir.diagnostics import Diagnostic, UsageError, from_mlir_error, message
+
+# Sub-command -> (module of this package, one line for `fa4c --help`).
+COMMANDS = {
+    "compile": "compile a variant to a kernel artifact, or stop at a level and print it",
+    "opt": "run passes on a .mlir file of any level and print the module",
+    "run": "run a variant or an artifact on data, and compare with the reference",
+    "emulate": "execute any PTX kernel on the CPU",
+    "check": "all static checks on a .mlir file of any level, or on an artifact",
+    "passes": "list the passes with their options",
+    "targets": "list the targets",
+    "doctor": "what is installed here, and what each missing part costs",
+    "cache": "show or clear the cache of compiled kernels",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        return _reader_gone()
+    except KeyboardInterrupt:
+        return 130
+    except UsageError as error:
+        return _complain(error.text(), 2)
+    except Diagnostic as error:
+        return _complain(error.text(), 1)
+    except Exception as error:
+        text = _known_failure(error)
+        if text is not None:
+            return _complain(text, 1)
+        _complain(f"fa4c: this is a bug in fa4c, not in your input ({type(error).__name__}); please report it with this text:", 1)
+        raise
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="fa4c", description="A compiler for attention: MLIR text in, GPU kernels out.",
+                                     epilog="`fa4c COMMAND --help` explains one command, with examples.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name == chosen:  # the others' arguments are of no interest, and their modules need not be read
+            module = _command(name)
+            sub.description, sub.epilog = summary, getattr(module, "EXAMPLES", None)
+            module.add_arguments(sub)
+    args = parser.parse_args(argv)
+    if args.command is None and not args.version:
+        parser.error("a command is needed: " + ", ".join(COMMANDS))
+    return args
+
+
+def _command(name: str):
+    try:
+        return importlib.import_module(f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__package__}.{name}":
+            raise
+        sys.exit(_complain(message(f"fa4c: error: '{name}' is not part of this version yet"), 2))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.version:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print("fa4c", version("fa4c"))
+        except PackageNotFoundError:
+            print("fa4c, a checkout that is not installed")
+        return 0
+    command = _command(args.command)
+    needs_mlir = getattr(command, "needs_mlir", None)
+    with _context() if needs_mlir is not None and needs_mlir(args) else contextlib.nullcontext():
+        return command.run(args) or 0
+
+
+def _context():
+    """The MLIR context, entered; the one place of the command line that opens it."""
+    try:
+        from ..ir.context import new_context
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "torch_mlir":
+            raise
+        raise Diagnostic("the MLIR bindings are not installed", why="this command reads or writes IR, which needs the package torch-mlir",
+                         fix="pip install torch-mlir; `fa4c doctor` lists what else is missing") from None
+    return new_context()
+
+
+def _known_failure(error: Exception) -> str | None:
+    """The text of a failure that is the input's or the machine's, None for ours."""
+    if type(error).__name__ == "MLIRError" and hasattr(error, "error_diagnostics"):
+        return from_mlir_error(error)
+    if all(hasattr(error, name) for name in ("what", "why", "fix")):  # the runtime's own exceptions: it may not import ir
+        where = getattr(error, "where", None)
+        return f"{where or 'fa4c'}: error: {message(error.what, error.why, error.fix)}"
+    return None
+
+
+def _complain(text: str, status: int) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        print(text, file=sys.stderr)
+    return status
+
+
+def _reader_gone() -> int:
+    """The reader of stdout went away (`fa4c opt ... | head`): stop quietly, but the result is not whole."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
