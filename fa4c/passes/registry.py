@@ -34,7 +34,8 @@ LEVELS = ("attn", "tile", "warp")
 NO_MATCH = True
 
 # Upstream has no list of its passes in Python; these are offered as the nearest name, all others still work.
-_UPSTREAM_KNOWN = ("canonicalize", "cse", "inline", "loop-invariant-code-motion", "sccp", "symbol-dce", "strip-debuginfo", "remove-dead-values")
+_UPSTREAM_KNOWN = ("canonicalize", "cse", "inline", "loop-invariant-code-motion", "remove-dead-values", "sccp", "strip-debuginfo",
+                   "symbol-dce")
 
 _passes: dict[str, Pass] = {}
 
@@ -202,7 +203,9 @@ def _our_step(ours: Pass, arguments: dict[str, Any]) -> Callable:
             try:
                 ours.function(module, **arguments)
             except Diagnostic as error:
-                raise Diagnostics("\n".join([*reports.errors, error.text()])) if reports.errors else error
+                if not reports.errors:
+                    raise
+                raise Diagnostics("\n".join([*reports.errors, error.text()])) from error
             except ir.MLIRError as error:
                 raise PassBug(f"pass '{ours.name}' built an operation that does not verify:\n{from_mlir_error(error)}") from error
         if reports.errors:
@@ -237,7 +240,8 @@ def _parse_upstream(manager, item: Item):
         return manager.parse(f"builtin.module({item})")
     except ValueError as error:
         detail = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        raise UsageError(f"upstream MLIR refuses '{item}' in a pipeline", why=detail, fix="see that pass's options in the MLIR documentation") from None
+        raise UsageError(f"upstream MLIR refuses '{item}' in a pipeline", why=detail,
+                         fix="see that pass's options in the MLIR documentation") from None
 
 
 def _check_known(name: str) -> None:
