@@ -31,11 +31,23 @@ def optional(kind: type, default: str | None = None) -> Any:
     return OptionalAttr(default, kind)
 
 
+class RequiredAttr:
+    """Declares a required attribute of a kind that IRDL has no name for, such as an array of i64."""
+
+    def __init__(self, kind: type):
+        self.kind = kind
+
+
+def required(kind: type) -> Any:
+    """`dims: Any = required(ir.DenseI64ArrayAttr)` in the body of an operation class."""
+    return RequiredAttr(kind)
+
+
 def _optional_property(name: str, spec: OptionalAttr) -> property:
     def get(self):
         if name in self.attributes:
             return self.attributes[name]
-        return ir.Attribute.parse(spec.default) if spec.default is not None else None
+        return ir.Attribute.parse(spec.default, context=self.operation.context) if spec.default is not None else None
 
     return property(get)
 
@@ -46,11 +58,44 @@ def _arity(fields) -> tuple[int, bool]:
     return sum(f.variadicity == single for f in fields), any(f.variadicity != single for f in fields)
 
 
+def _take_kinds_irdl_cannot_name(fields, inherited: dict) -> dict:
+    """name -> kind of the required attributes. Kinds such as DenseI64ArrayAttr have no IRDL name; only our own check sees those."""
+    attributes = ext.partition_fields(fields)[1]
+    kinds = {a.name: inherited.get(a.name, a.constraint) for a in attributes}
+    for a in attributes:
+        if isinstance(a.constraint, type) and issubclass(a.constraint, ir.Attribute) and not hasattr(a.constraint, "attr_name"):
+            a.constraint = Any
+    return kinds
+
+
+def _one_group(fields) -> bool:
+    """Whether exactly one field holds several values (or none): its size then follows from the count, without segment sizes."""
+    return sum(f.variadicity != ext.Variadicity.single for f in fields) == 1
+
+
+def _grouped_property(fields, number: int, which: str) -> property:
+    group = next(k for k, f in enumerate(fields) if f.variadicity != ext.Variadicity.single)
+    is_optional = fields[group].variadicity == ext.Variadicity.optional
+
+    def get(self):
+        values = list(getattr(self.operation, which))
+        behind = len(fields) - group - 1
+        if number < group:
+            return values[number]
+        if number > group:
+            return values[number - len(fields)]
+        inside = values[group : len(values) - behind]
+        return inside if not is_optional else (inside[0] if inside else None)
+
+    return property(get)
+
+
 def make_operation_base(dialect: type) -> type:
     """The base class for the operations of `dialect`, an `ext.Dialect` subclass."""
 
     class Operation(dialect.Operation):
         _optional = {}  # name -> OptionalAttr; unannotated, since `ext` reads annotations as fields
+        _attribute_kinds = {}  # name -> kind of the required attributes
         # Attributes every operation of the dialect may carry; a dialect extends it (tile: stage, order).
         _shared_optional = {}
 
@@ -62,15 +107,27 @@ def make_operation_base(dialect: type) -> type:
             if "__annotations__" not in cls.__dict__:
                 cls.__annotations__ = {}
             merged = {**cls._shared_optional, **own}
+            cls._required_kinds = {k: v.kind for k, v in vars(cls).items() if isinstance(v, RequiredAttr)}
+            for name in cls._required_kinds:
+                delattr(cls, name)  # the annotation (Any) stays: `ext` makes it an attribute of any kind
             super().__init_subclass__(**kwargs)
+            cls._attribute_kinds = _take_kinds_irdl_cannot_name(cls._fields, cls._attribute_kinds)
             cls._optional = merged
             for name, spec in merged.items():
                 setattr(cls, name, _optional_property(name, spec))
             if kwargs.get("name"):
-                cls.__init__ = _init_with_optional(cls.__init__, merged)
+                operands, _, results, _ = ext.partition_fields(cls._fields)
+                segments = (("operandSegmentSizes", operands), ("resultSegmentSizes", results))
+                inferred = [name for name, fields in segments if _one_group(fields)]
+                for fields, which in ((operands, "operands"), (results, "results")):
+                    if _one_group(fields):
+                        for number, field in enumerate(fields):
+                            setattr(cls, field.name, _grouped_property(fields, number, which))
+                cls.__init__ = _init_with_optional(cls.__init__, merged, inferred)
 
         def verify_invariants(self) -> bool:
-            return _generic_checks(self) and self.verify_op()
+            with self.operation.context:  # MLIR calls verifiers with no current context
+                return _generic_checks(self) and self.verify_op()
 
         def verify_op(self) -> bool:
             """What the dialect demands beyond counts and attribute kinds; counts are already right."""
@@ -79,13 +136,15 @@ def make_operation_base(dialect: type) -> type:
     return Operation
 
 
-def _init_with_optional(init, optional_attrs):
+def _init_with_optional(init, optional_attrs, inferred_segments):
     def __init__(self, *args, **kwargs):
         given = {k: kwargs.pop(k) for k in list(kwargs) if k in optional_attrs}
         init(self, *args, **kwargs)
         for name, value in given.items():
             if value is not None:
                 self.attributes[name] = value
+        for name in inferred_segments:
+            del self.attributes[name]
 
     return __init__
 
@@ -114,13 +173,13 @@ def _check_count(op, what, fields, count, segment_name) -> bool:
         bound = "at least " if more else ""
         return op_error(op, f"needs {bound}{_plural(needed, what)}, but has {count}", why=f"its {what}s are: {names}",
                         fix=f"give it the {what}s in that order")
-    if sum(f.variadicity != ext.Variadicity.single for f in fields) == 0:
+    if not more or (_one_group(fields) and segment_name not in op.attributes):
         return True
     if segment_name not in op.attributes:
         return op_error(op, f"lacks the attribute '{segment_name}'", why=f"its {what}s are grouped: {names}",
                         fix=f"add {segment_name} = array<i32: ...>, one number for each group")
-    segments = ir.DenseI32ArrayAttr(op.attributes[segment_name]) if ir.DenseI32ArrayAttr.isinstance(op.attributes[segment_name]) else None
-    sizes = list(segments) if segments is not None else []
+    segments = op.attributes[segment_name]
+    sizes = list(segments) if isinstance(segments, ir.DenseI32ArrayAttr) else []
     bad = len(sizes) != len(fields) or sum(sizes) != count or any(
         (f.variadicity == ext.Variadicity.single and n != 1) or (f.variadicity == ext.Variadicity.optional and n not in (0, 1)) or n < 0
         for f, n in zip(fields, sizes, strict=False))
@@ -130,7 +189,7 @@ def _check_count(op, what, fields, count, segment_name) -> bool:
 
 
 def _check_attributes(op, required) -> bool:
-    declared = {a.name: a.constraint for a in required}
+    declared = {a.name: op._required_kinds.get(a.name, a.constraint) for a in required}
     declared.update({name: spec.kind for name, spec in op._optional.items()})
     present = {a.name if hasattr(a, "name") else a for a in op.attributes}
     for name in sorted(present - set(declared) - set(_INFRASTRUCTURE)):

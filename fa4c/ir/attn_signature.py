@@ -1,0 +1,215 @@
+"""What the arguments and results of an attn function are: `attn.*` attributes on `func.func`, read and verified.
+
+MLIR does not check discardable attributes, so `verify_function` does: known names only, the right kinds, and that the dimensions which the
+operations produce are those that the results claim. It runs before every pipeline and in `fa4c check`.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from .diagnostics import Diagnostic, op_diagnostic
+from .mlir import func, ir
+
+AXES = ("b", "hq", "hkv")
+ALIGNMENTS = ("top_left", "bottom_right")
+LAYOUTS = ("bshd", "bhsd")
+ARGUMENT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.fill", "attn.cu_seqlens")
+RESULT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims")
+FUNCTION_ATTRIBUTES = ("attn.align", "attn.layout")
+_FUNC_OWN_ATTRIBUTES = ("sym_name", "function_type", "sym_visibility", "arg_attrs", "res_attrs", "no_inline")
+_DTYPES = {"f32": "f32", "f64": "f64", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i64": "i64", "i1": "i1", "index": "index"}
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
+_FILL = re.compile(rf"normal|alibi|uniform\({_NUMBER},\s*{_NUMBER}\)|sorted_ids\([1-9][0-9]*\)")
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """An argument or a result. `shape` has one size for each of `dims`, None where it is known at run time only."""
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+    dims: tuple[str, ...]
+    shape: tuple[int | None, ...]
+    fill: str | None = None
+    cu_seqlens: str | None = None
+
+
+@dataclass(frozen=True)
+class FunctionFacts:
+    name: str
+    align: str
+    layout: str
+    args: tuple[TensorFacts, ...]
+    results: tuple[TensorFacts, ...]
+
+
+def dtype_name(kind) -> str:
+    """The name of an element type in semantics trees and manifests: f16 is "fp16" there."""
+    return _DTYPES[str(kind)]
+
+
+def is_attn_function(op) -> bool:
+    """Whether a `func.func` is at the attn level: it holds an attn operation or carries an attn attribute."""
+    if op.operation.name != "func.func":
+        return False
+    operation = op.operation
+    dictionaries = [entry for which in ("arg_attrs", "res_attrs") if which in operation.attributes for entry in ir.ArrayAttr(operation.attributes[which])]
+    names = [name for name in operation.attributes] + [entry.name for d in dictionaries for entry in ir.DictAttr(d)]
+    names += [inner.operation.name for block in operation.regions[0].blocks for inner in block.operations]
+    return any(name.startswith("attn.") for name in names)
+
+
+def verify_module(module) -> None:
+    """`verify_function` on every attn function of a module (or of its operation). Raises `Diagnostic`."""
+    for op in module.operation.regions[0].blocks[0].operations:
+        if is_attn_function(op):
+            verify_function(op)
+
+
+def verify_function(func_op) -> None:
+    """Check signature and dimensions of an attn `func.func`, as far as single operations cannot. Raises `Diagnostic`."""
+    from .attn_dims import infer_dims
+
+    with func_op.operation.context:
+        facts = function_facts(func_op)
+        _check_names(func_op, facts)
+        _check_packing(func_op, facts)
+        infer_dims(func_op, facts)
+
+
+def function_facts(func_op) -> FunctionFacts:
+    """The signature of an attn function, every attribute checked by itself. Raises `Diagnostic`."""
+    op = func_op.operation
+    kind = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
+    if not op.regions[0].blocks or len(op.regions[0].blocks) != 1:
+        raise op_diagnostic(op, f"has {len(op.regions[0].blocks)} blocks", why="an attn function is one straight line of operations", fix="give it one block")
+    _check_known(op, [name for name in op.attributes if name not in _FUNC_OWN_ATTRIBUTES], FUNCTION_ATTRIBUTES, "", op.location)
+    arguments = op.regions[0].blocks[0].arguments
+    return FunctionFacts(
+        name=op.attributes["sym_name"].value,
+        align=_choice(op, "attn.align", ALIGNMENTS),
+        layout=_choice(op, "attn.layout", LAYOUTS),
+        args=tuple(_tensor_facts(op, f"argument {n}", t, _dictionary(op, "arg_attrs", n), ARGUMENT_ATTRIBUTES, arguments[n].location)
+                   for n, t in enumerate(kind.inputs)),
+        results=tuple(_tensor_facts(op, f"result {n}", t, _dictionary(op, "res_attrs", n), RESULT_ATTRIBUTES, op.location)
+                      for n, t in enumerate(kind.results)),
+    )
+
+
+def _dictionary(op, which: str, number: int) -> dict:
+    if which not in op.attributes:
+        return {}
+    return {entry.name: entry.attr for entry in ir.DictAttr(ir.ArrayAttr(op.attributes[which])[number])}
+
+
+def _tensor_facts(op, what: str, kind, attributes: dict, allowed: tuple[str, ...], where) -> TensorFacts:
+    _check_known(op, list(attributes), allowed, f" on {what}", where)
+    if not isinstance(kind, ir.RankedTensorType) or kind.encoding is not None or str(kind.element_type) not in _DTYPES:
+        raise Diagnostic(f"'func.func' has {what} of type {kind}", where=where, why="it must be a ranked tensor of floats or integers without encoding",
+                         fix="for example tensor<?x128xbf16>")
+    for name in ("attn.name", "attn.axes", "attn.dims"):
+        if name not in attributes:
+            raise Diagnostic(f"'func.func' lacks '{name}' on {what}", where=where, why="every argument and result has a name, its axes and its dimensions",
+                             fix=f"add {_EXAMPLES[name]}")
+    name = _string(attributes["attn.name"], "attn.name", what, where)
+    if not _IDENTIFIER.fullmatch(name):
+        raise Diagnostic(f"'func.func' has attn.name = \"{name}\" on {what}", where=where, why="it must be an identifier", fix="letters, digits and _")
+    shape = tuple(None if kind.is_dynamic_dim(k) else kind.get_dim_size(k) for k in range(kind.rank))
+    facts = TensorFacts(
+        name, dtype_name(kind.element_type), _strings(attributes["attn.axes"], "attn.axes", what, where),
+        _strings(attributes["attn.dims"], "attn.dims", what, where), shape,
+        _string(attributes["attn.fill"], "attn.fill", what, where) if "attn.fill" in attributes else None,
+        _string(attributes["attn.cu_seqlens"], "attn.cu_seqlens", what, where) if "attn.cu_seqlens" in attributes else None)
+    _check_axes(facts, what, where)
+    _check_dims(facts, what, kind, where)
+    if facts.fill is not None and not _FILL.fullmatch(facts.fill):
+        raise Diagnostic(f"'func.func' has attn.fill = \"{facts.fill}\" on {what}", where=where, why='it is "normal", "uniform(lo,hi)", "sorted_ids(n)" or "alibi"',
+                         fix='for example attn.fill = "uniform(0,10)"')
+    return facts
+
+
+_EXAMPLES = {"attn.name": 'attn.name = "q"', "attn.axes": 'attn.axes = ["b", "hq"]', "attn.dims": 'attn.dims = ["m", "d"]'}
+
+
+def _check_known(op, names, allowed, suffix: str, where) -> None:
+    for name in sorted(set(names) - set(allowed)):
+        near = difflib.get_close_matches(name.split(".")[-1], [a.split(".")[-1] for a in allowed], n=1, cutoff=0.3)
+        raise Diagnostic(f"'func.func' has no attribute '{name}'{suffix}", where=where, why=f"declared attributes are: {', '.join(allowed)}",
+                         fix=f"did you mean 'attn.{near[0]}'?" if near else "remove it")
+
+
+def _choice(op, name: str, choices: tuple[str, ...]) -> str:
+    if name not in op.attributes:
+        return choices[0]
+    value = _string(op.attributes[name], name, "the function", op.location)
+    if value not in choices:
+        raise op_diagnostic(op, f'has {name} = "{value}"', why=f"it is one of {', '.join(choices)}", fix=f'write {name} = "{choices[0]}"')
+    return value
+
+
+def _string(attribute, name: str, what: str, where) -> str:
+    if not isinstance(attribute, ir.StringAttr):
+        raise Diagnostic(f"'func.func' has {name} = {attribute} on {what}", where=where, why="it must be a string", fix=f'{name} = "..."')
+    return attribute.value
+
+
+def _strings(attribute, name: str, what: str, where) -> tuple[str, ...]:
+    if not isinstance(attribute, ir.ArrayAttr) or not all(isinstance(entry, ir.StringAttr) for entry in attribute):
+        raise Diagnostic(f"'func.func' has {name} = {attribute} on {what}", where=where, why="it must be a list of strings", fix=f"add {_EXAMPLES[name]}")
+    return tuple(entry.value for entry in attribute)
+
+
+def _check_axes(facts: TensorFacts, what: str, where) -> None:
+    if facts.axes != tuple(a for a in AXES if a in facts.axes) or {"hq", "hkv"} <= set(facts.axes):
+        raise Diagnostic(f"'func.func' has attn.axes = {list(facts.axes)} on {what}", where=where,
+                         why="axes are b, then hq or hkv, each at most once", fix='for example attn.axes = ["b", "hq"]')
+
+
+def _check_dims(facts: TensorFacts, what: str, kind, where) -> None:
+    if len(facts.dims) != len(facts.shape):
+        raise Diagnostic(f"'func.func' has {len(facts.dims)} attn.dims on {what}, but its type {kind} has rank {len(facts.shape)}", where=where,
+                         why="each dimension of one (batch, head) has a name", fix="axes (batch, head) are not part of the type")
+    for dim, size in zip(facts.dims, facts.shape, strict=True):
+        if not _IDENTIFIER.fullmatch(dim) or dim in AXES:
+            raise Diagnostic(f"'func.func' names a dimension '{dim}' on {what}", where=where, why="dimensions are m, n, d, dv or another identifier that is no axis")
+        if dim in ("m", "n") and size is not None:
+            raise Diagnostic(f"'func.func' has the static size {size} for dimension {dim} on {what}", where=where,
+                             why="one kernel serves all lengths", fix=f"write ? for {dim} in {kind}")
+        if dim in ("d", "dv") and size is None:
+            raise Diagnostic(f"'func.func' has no size for dimension {dim} on {what}", where=where,
+                             why="head dims are compiled in", fix=f"write the size, for example 128, in {kind}")
+
+
+def _check_names(op, facts: FunctionFacts) -> None:
+    seen = set()
+    sizes: dict[str, tuple[int | None, str]] = {}
+    for tensor in (*facts.args, *facts.results):
+        if tensor.name in seen:
+            raise op_diagnostic(op, f"has two tensors named '{tensor.name}'", why="names are the keys of inputs and outputs", fix="rename one of them")
+        seen.add(tensor.name)
+        for dim, size in zip(tensor.dims, tensor.shape, strict=True):
+            size_before, other = sizes.setdefault(dim, (size, tensor.name))
+            if size != size_before:
+                raise op_diagnostic(op, f"has dimension {dim} of size {size or '?'} in '{tensor.name}' but {size_before or '?'} in '{other}'",
+                                    why="one name is one size", fix="give one of them another name")
+
+
+def _check_packing(op, facts: FunctionFacts) -> None:
+    packed = [t for t in facts.args if t.cu_seqlens is not None]
+    for tensor in packed:
+        if tensor.cu_seqlens not in ("m", "n"):
+            raise op_diagnostic(op, f"has attn.cu_seqlens = \"{tensor.cu_seqlens}\" on '{tensor.name}'", why='it packs "m" or "n"')
+        if tensor.dtype != "i32" or tensor.axes or tensor.dims != ("batch_plus_1",):
+            raise op_diagnostic(op, f"has packed lengths in '{tensor.name}' of dtype {tensor.dtype}, axes {list(tensor.axes)}, dims {list(tensor.dims)}",
+                                why="offsets are one i32 vector for the whole batch",
+                                fix='tensor<?xi32> {attn.axes = [], attn.dims = ["batch_plus_1"], attn.cu_seqlens = "m"}')
+        if sum(other.cu_seqlens == tensor.cu_seqlens for other in packed) > 1:
+            raise op_diagnostic(op, f"packs dimension {tensor.cu_seqlens} twice", fix="keep one attn.cu_seqlens for it")
+
+
+def attn_functions(module) -> list[func.FuncOp]:
+    """The attn functions of a module (or of its operation), in order."""
+    return [op for op in module.operation.regions[0].blocks[0].operations if is_attn_function(op)]

@@ -1,0 +1,57 @@
+"""Contexts with all dialects loaded, and text in and out of them.
+
+MLIR crashes when two threads load dialects at once, so one process-wide lock guards `new_context`.
+"""
+
+import importlib
+import os
+import re
+import threading
+
+from .mlir import ir
+
+CONTEXT_LOCK = threading.RLock()
+_DIALECTS = (("attn", "Attn"), ("tile", "Tile"), ("warp", "Warp"))
+
+
+def new_context() -> ir.Context:
+    """A fresh context in which the dialects attn, tile and warp are loaded."""
+    with CONTEXT_LOCK:
+        context = ir.Context()
+        with context, ir.Location.unknown():
+            for module_name, class_name in _DIALECTS:
+                try:
+                    module = importlib.import_module(f".{module_name}", __package__)
+                except ModuleNotFoundError as error:
+                    if error.name != f"{__package__}.{module_name}":
+                        raise
+                    continue  # that level is not part of this checkout
+                getattr(module, class_name).load()
+        return context
+
+
+def parse_module(text: str, filename: str = "-", context: ir.Context | None = None) -> ir.Module:
+    """Parse and verify MLIR text; locations name `filename` as given. Raises `ir.MLIRError`.
+
+    Operations outside any `module` are put into one. `context` defaults to a new one.
+    """
+    context = context or new_context()
+    if _is_the_text_of(filename, text):
+        return ir.Module.parseFile(filename, context)  # knows implicit modules and right columns
+    if not re.search(r'^\s*"?(builtin\.)?module\b', text, re.MULTILINE):
+        text = "module {" + text + "\n}"
+    # `Module.parse` takes no file name, `Operation.parse` gives no `ir.Module`: read once for the names, once for the type.
+    operation = ir.Operation.parse(text, source_name=filename, context=context)
+    return ir.Module.parse(operation.operation.get_asm(enable_debug_info=True), context)
+
+
+def _is_the_text_of(filename: str, text: str) -> bool:
+    if not os.path.isfile(filename):
+        return False
+    with open(filename, encoding="utf-8") as file:
+        return file.read() == text
+
+
+def print_module(module, locations: bool = True) -> str:
+    """The text of a module (or of its operation) with its locations, which a plain `str` would drop."""
+    return module.operation.get_asm(enable_debug_info=locations).rstrip("\n") + "\n"
