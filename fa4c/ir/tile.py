@@ -1,0 +1,468 @@
+"""The `tile` dialect: the program of one CTA, over tiles in a memory space.
+
+A module at this level holds one `tile.host` (which kernels run, on what grid, with which tensors) and the `tile.kernel`s it launches.
+Tiles are builtin tensors whose encoding says where they live: `tensor<128x64xbf16, #tile.smem>`, `#tile.reg`, `#tile.tmem<256>` (first
+column), `#tile.gmem` for whole tensors in global memory, whose dimensions are in memory order, the last one contiguous. One-dimensional
+register tiles hold one value a row.
+
+Operations on tiles are values (SSA); asynchronous ones (`load`, `mma`) say what, and inside a loop `stage` and `order` say when: in
+steady-state step k an operation of stage s works for iteration k - s, and operations run in ascending `order`.
+Index arithmetic is upstream `arith`, loops are `scf.for`; both may stand anywhere in a kernel.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .base import OptionalAttr, make_operation_base, optional, required
+from .diagnostics import op_error
+from .mlir import ext, ir
+
+
+class Tile(ext.Dialect, name="tile"):
+    """Blocks, memory spaces, stages and grid order, before warps and barriers exist."""
+
+
+class Gmem(Tile.Attribute, name="gmem"):
+    """A tensor in global memory."""
+
+
+class Smem(Tile.Attribute, name="smem"):
+    """A tile in shared memory."""
+
+
+class Reg(Tile.Attribute, name="reg"):
+    """A tile spread over the registers of the CTA's compute warpgroups, 64 rows each."""
+
+
+class Tmem(Tile.Attribute, name="tmem"):
+    """A tile in tensor memory (sm_100a), from `column` on."""
+
+    column: ir.IntegerAttr
+
+
+Operation = make_operation_base(Tile)
+
+
+class Scheduled(Operation):
+    """An operation that may carry its place in a software pipeline (written by `tile-pipeline`)."""
+
+    _shared_optional = {"stage": OptionalAttr("0 : i64", ir.IntegerAttr), "order": OptionalAttr(None, ir.IntegerAttr)}
+
+
+# ---------------------------------------------------------------------------------------------------------------- host
+
+
+class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait]):
+    """Runs on the host: computes grids from sizes and launches kernels. `tensors` names the region's arguments.
+
+    Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in memory order. `semantics` is the
+    variant's expression tree as JSON text (design.md section 5), absent for programs that are not attention.
+    """
+
+    sym_name: ir.StringAttr
+    tensors: ir.ArrayAttr
+    semantics: Any = optional(ir.StringAttr)
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        arguments = self.body.blocks[0].arguments
+        if len(arguments) != len(self.tensors):
+            return op_error(self, f"names {len(self.tensors)} tensors, but its region has {len(arguments)} arguments",
+                            why="'tensors' describes the arguments one by one", fix="add or remove an entry")
+        for number, (argument, entry) in enumerate(zip(arguments, self.tensors, strict=True)):
+            problem = _tensor_entry_problem(argument.type, entry)
+            if problem:
+                return op_error(self, f"describes tensor {number} wrongly: {problem}",
+                                fix='write {name = "q", role = "input", dims = ["b", "m", "hq", "d"]}')
+        return True
+
+
+def _tensor_entry_problem(kind, entry) -> str:
+    if not isinstance(entry, ir.DictAttr):
+        return "the entry is no dictionary"
+    unknown = {a.name for a in entry} - {"name", "role", "dims", "optional", "axes", "init", "lifetime"}
+    if unknown:
+        return f"unknown key '{sorted(unknown)[0]}'"
+    for key in ("name", "role", "dims"):
+        if key not in entry:
+            return f"key '{key}' is missing"
+    if str(entry["role"]).strip('"') not in ("input", "output", "workspace"):
+        return f"role {entry['role']} is none of input, output, workspace"
+    if space_of(kind) != "gmem":
+        return f"its type {kind} is no tensor in #tile.gmem"
+    if len(entry["dims"]) != kind.rank:
+        return f"dims has {len(entry['dims'])} names for a tensor of rank {kind.rank}"
+    return ""
+
+
+class DimOp(Operation, name="dim", traits=[ext.Pure]):
+    """out = the size of dimension `axis` of a tensor in global memory."""
+
+    tensor: ext.Operand[Any]
+    axis: ir.IntegerAttr
+    out: ext.Result[ir.IndexType]
+
+    def verify_op(self) -> bool:
+        return _in_space(self, "tensor", self.tensor, "gmem") and _axis_in_range(self, "axis", self.axis.value, self.tensor.type.rank)
+
+
+class DeviceOp(Operation, name="device", traits=[ext.Pure]):
+    """out = a property of the device, known on the host: `num_sms` or `l2_bytes` (bytes)."""
+
+    prop: ir.StringAttr
+    out: ext.Result[ir.IndexType]
+
+    def verify_op(self) -> bool:
+        return self.prop.value in ("num_sms", "l2_bytes") or op_error(
+            self, f"has prop = {self.prop}, which is no device property", why="known are \"num_sms\" and \"l2_bytes\"")
+
+
+class Pow2FloorOp(Operation, name="pow2_floor", traits=[ext.Pure]):
+    """out = the largest power of two that is at most x; 1 for x < 1. On the host only."""
+
+    x: ext.Operand[ir.IndexType]
+    out: ext.Result[ir.IndexType]
+
+
+class LaunchOp(Operation, name="launch"):
+    """Launch `kernel` on a grid of CTAs, with tensors and scalars as its arguments, in that order."""
+
+    kernel: Any = required(ir.FlatSymbolRefAttr)
+    grid: Sequence[ext.Operand[Any]]
+    tensors: Sequence[ext.Operand[Any]]
+    scalars: Sequence[ext.Operand[Any]]
+
+    def verify_op(self) -> bool:
+        if len(self.grid) != 3:
+            return op_error(self, f"needs 3 grid sizes, but has {len(self.grid)}", fix="use a constant 1 for unused ones")
+        for number, value in enumerate([*self.grid, *self.scalars]):
+            if not isinstance(value.type, ir.IndexType):
+                return op_error(self, f"takes sizes of type index, but grid or scalar {number} is {value.type}")
+        return all(_in_space(self, f"tensor {n}", value, "gmem") for n, value in enumerate(self.tensors))
+
+
+# -------------------------------------------------------------------------------------------------------------- kernel
+
+
+class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
+    """The program of one CTA. Region arguments: the tensors, then the scalars, of the launch."""
+
+    sym_name: ir.StringAttr
+    body: ext.Region
+
+
+class ProgramIdOp(Operation, name="program_id", traits=[ext.Pure]):
+    """x, y, z = this CTA's place in the grid."""
+
+    x: ext.Result[ir.IndexType]
+    y: ext.Result[ir.IndexType]
+    z: ext.Result[ir.IndexType]
+
+
+class LoadOp(Scheduled, name="load"):
+    """out = a 2-D box of `source` at `coords`, asynchronously, into shared memory; out of bounds reads 0.
+
+    `dims` says which two dimensions of the source the tile's rows and columns run along; the others have extent 1.
+    In a loop the tile lives in one of `buffers` rotating copies.
+    """
+
+    source: ext.Operand[Any]
+    coords: Sequence[ext.Operand[ir.IndexType]]
+    dims: Any = required(ir.DenseI64ArrayAttr)
+    buffers: Any = optional(ir.IntegerAttr, "1 : i64")
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        return (
+            _in_space(self, "source", self.source, "gmem")
+            and _in_space(self, "out", self.out, "smem")
+            and _check_box(self, self.source.type, self.out.type)
+            and (self.buffers.value >= 1 or op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}"))
+        )
+
+
+class MmaOp(Scheduled, name="mma"):
+    """out = acc + a @ b, or a @ b^T with `transpose_b`, in f32, asynchronously. Without `acc` the sum starts at 0.
+
+    `b` is in shared memory; `a` in shared memory or registers (then it was computed here).
+    """
+
+    a: ext.Operand[Any]
+    b: ext.Operand[Any]
+    acc: ext.Operand[Any] | None
+    transpose_b: Any = optional(ir.BoolAttr, "false")
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        for name, value, spaces in (("a", self.a, ("smem", "reg", "tmem")), ("b", self.b, ("smem",)), ("out", self.out, ("reg", "tmem"))):
+            if not _in_space(self, name, value, *spaces, rank=2):
+                return False
+        rows, depth = self.a.type.shape
+        depth_b, columns = self.b.type.shape
+        if self.transpose_b.value:
+            depth_b, columns = columns, depth_b
+        if depth != depth_b:
+            return op_error(self, f"needs one contracted size, but a has {depth} and b has {depth_b}",
+                            why="a @ b sums over a's columns and b's rows (b's columns with transpose_b)")
+        if self.a.type.element_type != self.b.type.element_type:
+            return op_error(self, f"needs one dtype for a and b, but they have {self.a.type.element_type} and {self.b.type.element_type}")
+        want = f"{rows}x{columns}xf32"
+        out = self.out.type
+        if list(out.shape) != [rows, columns] or str(out.element_type) != "f32":
+            return op_error(self, f"has the result {out}, but computes {want}", fix=f"give it the type tensor<{want}, #tile.reg>")
+        if self.acc is not None and self.acc.type != out:
+            return op_error(self, f"has acc of type {self.acc.type}, but the result is {out}", why="acc is summed into in place")
+        return True
+
+
+class MapOp(Scheduled, name="map"):
+    """out[i, j] = body(x0[i, j], ..., row i, column j): one scalar program an element.
+
+    Row vectors are spread over columns. Scalars and captured tensors of the surrounding program may be used. With `cond`, elements (all, for an i1;
+    rows, for a row vector of i1 that is equal over each warp's rows, see `vote_any`) where it is false keep the value of the first input.
+    """
+
+    inputs: Sequence[ext.Operand[Any]]
+    cond: ext.Operand[Any] | None
+    out: ext.Result[Any]
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        out = self.out.type
+        if not _in_space(self, "out", self.out, "reg"):
+            return False
+        arguments = list(self.body.blocks[0].arguments)
+        if len(arguments) != len(self.inputs) + 2:
+            return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
+                            why="the region takes one element of each input, then row and column as index")
+        for number, value in enumerate(self.inputs):
+            if not _in_space(self, f"input {number}", value, "reg", "smem"):
+                return False
+            shape = list(value.type.shape)
+            if shape != list(out.shape) and shape != list(out.shape)[:1]:
+                return op_error(self, f"has input {number} of shape {_x(shape)}, but the result is {_x(out.shape)}",
+                                why="inputs have the result's shape, or are row vectors")
+            if arguments[number].type != value.type.element_type:
+                return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}")
+        for argument in arguments[-2:]:
+            if not isinstance(argument.type, ir.IndexType):
+                return op_error(self, f"region arguments for row and column are index, but one is {argument.type}")
+        return self._check_cond() and check_yield(self, self.body, [out.element_type])
+
+    def _check_cond(self) -> bool:
+        if self.cond is None:
+            return True
+        kind = self.cond.type
+        row_flags = isinstance(kind, ir.RankedTensorType) and list(kind.shape) == list(self.out.type.shape)[:1] and str(kind.element_type) == "i1"
+        if not (row_flags or str(kind) == "i1"):
+            return op_error(self, f"has cond of type {kind}", why="cond is an i1, or one i1 a row")
+        if not len(self.inputs) or self.inputs[0].type != self.out.type:
+            return op_error(self, "has cond, but its first input has not the result's type",
+                            why="where cond is false the first input passes through")
+        return True
+
+
+class ReduceOp(Scheduled, name="reduce"):
+    """out[i] = kind(init[i], x[i, 0], x[i, 1], ...).
+
+    A result of 4 columns is a partial reduction: column c takes the columns j with j // 2 % 4 == c, which is what one lane of a quad holds; a
+    reduction of those 4 columns completes it.
+    """
+
+    x: ext.Operand[Any]
+    init: ext.Operand[Any] | None
+    kind: ir.StringAttr
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        if not (_in_space(self, "x", self.x, "reg", rank=2) and _in_space(self, "out", self.out, "reg")):
+            return False
+        if self.kind.value not in ("max", "sum"):
+            return op_error(self, f"has kind = {self.kind}", why='known kinds are "max" and "sum"')
+        rows = self.x.type.shape[0]
+        out = self.out.type
+        if list(out.shape) not in ([rows], [rows, 4]) or out.element_type != self.x.type.element_type:
+            return op_error(self, f"reduces {self.x.type} to {out}", why=f"the result has shape {rows} or, for partial sums, {rows}x4")
+        if self.init is not None and self.init.type != out:
+            return op_error(self, f"has init of type {self.init.type}, but the result is {out}")
+        return True
+
+
+class SplatOp(Operation, name="splat", traits=[ext.Pure]):
+    """out = a register tile full of `value`."""
+
+    value: Any = required(ir.Attribute)
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        if not _in_space(self, "out", self.out, "reg"):
+            return False
+        if getattr(self.value, "type", None) != self.out.type.element_type:
+            return op_error(self, f"has value = {self.value}, but the result holds {self.out.type.element_type}")
+        return True
+
+
+class RescaleFactorOp(Scheduled, name="rescale_factor"):
+    """out[i] = exp2((old[i] - new[i]) * scale_log2), 0 where old is -inf: what sums taken relative to `old` shrink by relative to `new`."""
+
+    old: ext.Operand[Any]
+    new: ext.Operand[Any]
+    scale_log2: ir.FloatAttr
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        for name, value in (("old", self.old), ("new", self.new), ("out", self.out)):
+            if not _in_space(self, name, value, "reg", rank=1):
+                return False
+        return self.old.type == self.new.type == self.out.type or op_error(
+            self, f"relates {self.old.type}, {self.new.type} and {self.out.type}", why="all three are row vectors of one type")
+
+
+class VoteAnyOp(Scheduled, name="vote_any"):
+    """out[i] = whether x holds in any row of i's group of 16, the rows of one warp: equal over a warp, so that a branch on it does not diverge."""
+
+    x: ext.Operand[Any]
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        if not (_in_space(self, "x", self.x, "reg", rank=1) and _in_space(self, "out", self.out, "reg", rank=1)):
+            return False
+        if str(self.x.type.element_type) != "i1" or self.x.type != self.out.type:
+            return op_error(self, f"takes {self.x.type} and gives {self.out.type}", why="it takes and gives one i1 a row")
+        return self.x.type.shape[0] % 16 == 0 or op_error(self, f"needs a multiple of 16 rows, but has {self.x.type.shape[0]}")
+
+
+class ToSharedOp(Scheduled, name="to_shared"):
+    """out = x, in shared memory."""
+
+    x: ext.Operand[Any]
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        if not (_in_space(self, "x", self.x, "reg", rank=2) and _in_space(self, "out", self.out, "smem", rank=2)):
+            return False
+        same = list(self.x.type.shape) == list(self.out.type.shape) and self.x.type.element_type == self.out.type.element_type
+        return same or op_error(self, f"copies {self.x.type} to {self.out.type}", why="shape and dtype stay")
+
+
+class StoreOp(Scheduled, name="store"):
+    """Write a tile to a box of `target` at `coords`; what lies out of bounds is dropped.
+
+    From shared memory asynchronously, two dimensions; from registers directly, one value a row.
+    """
+
+    tile: ext.Operand[Any]
+    target: ext.Operand[Any]
+    coords: Sequence[ext.Operand[ir.IndexType]]
+    dims: Any = required(ir.DenseI64ArrayAttr)
+
+    def verify_op(self) -> bool:
+        if not (_in_space(self, "tile", self.tile, "smem", "reg") and _in_space(self, "target", self.target, "gmem")):
+            return False
+        rank = 2 if space_of(self.tile.type) == "smem" else 1
+        if self.tile.type.rank != rank:
+            return op_error(self, f"stores {self.tile.type}", why="2-D tiles are stored from shared memory, row vectors from registers",
+                            fix='put it there first: "tile.to_shared"' if rank == 1 else "")
+        return _check_box(self, self.target.type, self.tile.type)
+
+
+# ------------------------------------------------------------------------------------------------ scalars in map regions
+
+
+class LoadElementOp(Operation, name="load_element", traits=[ext.Pure]):
+    """out = source[coords], read directly; 0 out of bounds."""
+
+    source: ext.Operand[Any]
+    coords: Sequence[ext.Operand[ir.IndexType]]
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        if not _in_space(self, "source", self.source, "gmem"):
+            return False
+        if len(self.coords) != self.source.type.rank:
+            return op_error(self, f"needs {self.source.type.rank} coordinates, but has {len(self.coords)}")
+        return self.out.type == self.source.type.element_type or op_error(
+            self, f"gives {self.out.type}, but the tensor holds {self.source.type.element_type}")
+
+
+class Exp2Op(Operation, name="exp2", traits=[ext.Pure]):
+    """out = 2**x; `emulated` of every 16 neighbouring columns by range reduction and a polynomial on the FMA units, the rest on the MUFU."""
+
+    x: ext.Operand[ir.F32Type]
+    emulated: ir.IntegerAttr
+    out: ext.Result[ir.F32Type]
+
+    def verify_op(self) -> bool:
+        return 0 <= self.emulated.value <= 16 or op_error(self, f"emulates {self.emulated.value} of 16 columns", why="the share is 0 to 16 of 16")
+
+
+class YieldOp(Operation, name="yield", traits=[ext.Pure, ir.IsTerminatorTrait]):
+    """Ends a region with its values."""
+
+    values: Sequence[ext.Operand[Any]]
+
+
+# -------------------------------------------------------------------------------------------------------------- helpers
+
+SPACES = {"gmem": Gmem, "smem": Smem, "reg": Reg, "tmem": Tmem}
+
+
+def space_of(kind) -> str | None:
+    """"gmem", "smem", "reg" or "tmem" for a tile's type, None for other types."""
+    if not isinstance(kind, ir.RankedTensorType):
+        return None
+    for name, attribute in SPACES.items():
+        if isinstance(kind.encoding, attribute):
+            return name
+    return None
+
+
+def tile_type(shape, element_type, space: str):
+    """`tensor<SHAPExELEMENT, #tile.SPACE>`; `element_type` is a type or its text, a dimension None is dynamic."""
+    dims = "".join(f"{'?' if s is None or s < 0 else s}x" for s in shape)
+    return ir.Type.parse(f"tensor<{dims}{element_type}, #tile.{space}>")
+
+
+def check_yield(op, region, types) -> bool:
+    """The region ends with `tile.yield` of these types."""
+    operations = list(region.blocks[0].operations)
+    last = operations[-1] if operations else None
+    if last is None or last.operation.name != "tile.yield":
+        return op_error(op, "has a region that does not end with 'tile.yield'", fix='end it with "tile.yield"(%value) : (...) -> ()')
+    got = [value.type for value in last.operands]
+    return got == list(types) or op_error(op, f"yields {', '.join(map(str, got)) or 'nothing'}, but needs {', '.join(map(str, types))}")
+
+
+def _in_space(op, name, value, *spaces, rank=None) -> bool:
+    space = space_of(value.type)
+    if space not in spaces:
+        return op_error(op, f"needs {name} in {' or '.join('#tile.' + s for s in spaces)}, but it is {value.type}")
+    if rank is not None and value.type.rank != rank:
+        return op_error(op, f"needs {name} of rank {rank}, but it is {value.type}")
+    return True
+
+
+def _axis_in_range(op, name, axis, rank) -> bool:
+    return 0 <= axis < rank or op_error(op, f"has {name} = {axis}, but the tensor has dimensions 0 to {rank - 1}")
+
+
+def _check_box(op, whole, tile) -> bool:
+    """`op.coords` and `op.dims` place `tile` in `whole`."""
+    if len(op.coords) != whole.rank:
+        return op_error(op, f"needs {whole.rank} coordinates, but has {len(op.coords)}", why=f"the tensor is {whole}")
+    dims = list(op.dims)
+    if len(dims) != tile.rank:
+        return op_error(op, f"has dims = {dims}, but the tile has rank {tile.rank}", why="dims names one dimension of the tensor for each of the tile")
+    for axis in dims:
+        if not _axis_in_range(op, "a dim", axis, whole.rank):
+            return False
+    if len(dims) == 2 and dims[1] != whole.rank - 1:
+        return op_error(op, f"has dims = {dims}, but columns must run along dimension {whole.rank - 1}", why="only the last dimension is contiguous")
+    if dims != sorted(set(dims)):
+        return op_error(op, f"has dims = {dims}, which are not ascending")
+    return tile.element_type == whole.element_type or op_error(
+        op, f"moves {tile.element_type} out of or into a tensor of {whole.element_type}", why="copies do not convert")
+
+
+def _x(shape) -> str:
+    return "x".join(map(str, shape))
