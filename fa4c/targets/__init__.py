@@ -1,0 +1,114 @@
+"""What each GPU can do, as numbers: one declarative file a target.
+
+Passes, the scheduler and the emitter read these numbers and nothing else about the hardware; no code compares a target's name.
+`get(name)` gives the description, `of(module)` that of the target a module is meant for (`fa4c.target`), and tests change one
+number with `override("sm_90a", mufu=32)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from dataclasses import dataclass
+
+from ..ir.diagnostics import Diagnostic, nearest
+
+NAMES = ("sm_90a", "sm_100a", "sm_80")
+DEFAULT = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Mma:
+    """One shape family of the tensor cores' instruction; sizes in elements of a 16-bit type."""
+
+    m: int  # rows of one instruction (one warpgroup, or one CTA)
+    n_step: int
+    n_max: int
+    k: int
+    accumulator: str  # "reg" or "tmem"
+    a_spaces: tuple[str, ...]  # where operand A may lie
+    b_spaces: tuple[str, ...] = ("smem",)
+    in_order: bool = True  # MMAs issued by one thread finish in issue order, whatever their accumulators
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    description: str
+    runs_on: str
+    status: str  # "ready", or "planned": then `refusal` says why
+    compute_capability: tuple[int, int]
+    passes: tuple[str, ...]  # passes of the tile level that mean something here; attn and warp passes are for all targets
+
+    # capacities, per SM unless said
+    smem_bytes: int  # the most that one CTA gets
+    registers: int  # 32-bit
+    max_registers_per_thread: int
+    register_step: int  # setmaxnreg counts in these
+    max_threads_per_cta: int
+    warps_per_warpgroup: int
+    named_barriers: int
+    tmem_columns: int  # 0: there is no tensor memory
+    max_cluster: int
+    dtypes: tuple[str, ...]  # of MMA operands
+    max_head_dim: int
+    head_dim_step: int  # head dims are multiples of it; padded to `mma.k` inside
+    mma: Mma
+
+    # throughputs, per SM and clock
+    mma_flops: int  # dense, 16-bit operands
+    mufu: int  # ex2, rcp, tanh
+    fp32: int  # FMA lanes
+    alu: int  # min/max, compare, select, convert, integer
+    smem_bytes_per_clk: int
+    dsmem_exchange_clk: int  # one 128x64 16-bit half tile to the peer CTA; 0: no pair exchange here
+
+    # whole chip
+    num_sms: int
+    l2_bytes: int
+    dram_bytes_per_s: float
+    clock_hz: float
+
+    bulk_copy_alignment: int = 16  # TMA: base address and strides, in bytes
+    swizzle_bytes: tuple[int, ...] = (128, 64, 32)
+    refusal: str = ""
+
+
+_overridden: dict[str, Target] = {}
+
+
+def describe(name: str) -> Target:
+    """The description of any known target, planned ones too."""
+    if name not in NAMES:
+        raise Diagnostic(f"there is no target '{name}'", why=f"known targets are: {', '.join(NAMES)}", fix=nearest(name, NAMES))
+    return _overridden.get(name) or importlib.import_module(f".{name}", __name__).TARGET
+
+
+def get(name: str) -> Target:
+    """The description of a target that can be compiled for; a planned one is refused with its reason."""
+    target = describe(name)
+    if target.status != "ready":
+        ready = ", ".join(other for other in NAMES if describe(other).status == "ready")
+        raise Diagnostic(f"target '{name}' is planned", why=target.refusal, fix=f"compile for: {ready}")
+    return target
+
+
+def of(module) -> Target:
+    """The target of an `ir.Module`: its attribute `fa4c.target`, or sm_90a where it has none."""
+    attributes = module.operation.attributes
+    return get(attributes["fa4c.target"].value if "fa4c.target" in attributes else DEFAULT)
+
+
+@contextlib.contextmanager
+def override(name: str, **changes):
+    """For tests: `name` with some numbers changed, within the `with` block and in this process only."""
+    before = _overridden.get(name)
+    _overridden[name] = dataclasses.replace(describe(name), **changes)
+    try:
+        yield _overridden[name]
+    finally:
+        if before is None:
+            del _overridden[name]
+        else:
+            _overridden[name] = before

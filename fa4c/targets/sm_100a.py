@@ -1,0 +1,38 @@
+"""Blackwell data centre: B200, GB200. Source: the project's fact sheet "FlashAttention-4 on Blackwell" (B). Nothing here is measured."""
+
+from . import Mma, Target
+
+TARGET = Target(
+    name="sm_100a",
+    description="Blackwell: tcgen05 MMA with the accumulator in tensor memory, CTA pairs",
+    runs_on="B200, GB200",
+    status="planned",
+    refusal="its passes (TMEM allocation, CTA pairs) and its emitter are not written yet",
+    compute_capability=(10, 0),
+    passes=("tile-exp-emulation", "tile-conditional-rescale", "tile-split-2cta", "tile-insert-dsmem-exchange", "tile-pipeline",
+            "tile-alias-tmem", "tile-lpt-grid", "tile-persistent", "tile-deterministic-reduction"),
+    smem_bytes=232448,  # B 1.1
+    registers=65536,  # B 1.1
+    max_registers_per_thread=255,
+    register_step=8,
+    max_threads_per_cta=1024,
+    warps_per_warpgroup=4,
+    named_barriers=16,
+    tmem_columns=512,  # B 1.1: 128 lanes x 512 columns x 4 bytes
+    max_cluster=8,
+    dtypes=("bf16", "fp16"),
+    max_head_dim=256,
+    head_dim_step=8,
+    # B 8.2: M = 128 for one CTA (256 for a pair), N a multiple of 16 up to 256, K = 16; A from smem or TMEM
+    mma=Mma(m=128, n_step=16, n_max=256, k=16, accumulator="tmem", a_spaces=("smem", "tmem")),
+    mma_flops=8192,  # B 1.1
+    mufu=16,  # B 1.1; B300 has 32
+    fp32=128,  # as Hopper; B 1.2: packed f32x2 does two with one instruction
+    alu=64,
+    smem_bytes_per_clk=128,  # B 1.1
+    dsmem_exchange_clk=384,  # B 1.4: the paper's figure; 256 by the released code's own traffic
+    num_sms=148,  # B 1.1
+    l2_bytes=50 * 1024 * 1024,  # not in B; this is the section budget that FA-4's kernels use (B 5)
+    dram_bytes_per_s=8.0e12,  # public figure of B200; not in B
+    clock_hz=1.85e9,  # B 1.1
+)

@@ -1,0 +1,37 @@
+"""Hopper: H100, H200. Sources: the project's fact sheets "FA-4 on Hopper" (H) and "FlashAttention-4 on Blackwell" (B), and the PTX ISA."""
+
+from . import Mma, Target
+
+TARGET = Target(
+    name="sm_90a",
+    description="Hopper: wgmma with the accumulator in registers, TMA, clusters",
+    runs_on="H100, H200",
+    status="ready",
+    compute_capability=(9, 0),
+    passes=("tile-exp-emulation", "tile-conditional-rescale", "tile-pipeline", "tile-lpt-grid", "tile-persistent",
+            "tile-deterministic-reduction"),
+    smem_bytes=232448,  # H, units: per CTA
+    registers=65536,  # H, units
+    max_registers_per_thread=255,  # PTX ISA; setmaxnreg itself goes to 256 - 8
+    register_step=8,  # PTX ISA, setmaxnreg
+    max_threads_per_cta=1024,  # PTX ISA; FA-4 uses 256, 384 or 512 (H 1.1)
+    warps_per_warpgroup=4,
+    named_barriers=16,  # PTX ISA, bar.sync
+    tmem_columns=0,
+    max_cluster=8,  # PTX ISA: portable size
+    dtypes=("bf16", "fp16"),
+    max_head_dim=256,  # H 1.1
+    head_dim_step=8,  # H 1.1: multiple of 8, padded to 16 inside
+    # wgmma m64nNk16, N a multiple of 8 up to 256 (PTX ISA; H 1.2); A from registers or smem (H 1.1: RS, SS)
+    mma=Mma(m=64, n_step=8, n_max=256, k=16, accumulator="reg", a_spaces=("smem", "reg")),
+    mma_flops=4096,  # H, units; B 1.1
+    mufu=16,  # H, units; B 1.1
+    fp32=128,  # H, units
+    alu=64,  # H, units: unconfirmed there, to be measured
+    smem_bytes_per_clk=128,  # H, units; B 1.1
+    dsmem_exchange_clk=0,
+    num_sms=132,  # H, units (H200 and H100 SXM)
+    l2_bytes=50 * 1024 * 1024,  # H, units
+    dram_bytes_per_s=4.8e12,  # H, units: H200
+    clock_hz=1.755e9,  # H, time model: unconfirmed there; the runtime reads the real one
+)
