@@ -56,7 +56,7 @@ class Option:
         try:
             return _convert(self.kind, text)
         except ValueError as error:
-            raise UsageError(f"pass '{pass_name}': option {self.name}={text} is no {error}",
+            raise UsageError(f"pass '{pass_name}': option {self.name}={text} must be {error}",
                              fix=f"its default is {self.name}={format_value(self.default)}") from None
 
 
@@ -126,7 +126,7 @@ def run_pipeline(module, text: str, *, disabled: Iterable[str] = (), overrides: 
     seconds) for each. All names and values are checked before the first pass runs.
     """
     steps = [_step(item) for item in resolve(text, disabled=disabled, overrides=overrides)]
-    _verify_input(module)
+    verify(module)  # so that a module that never was right is not blamed on the first pass
     for item, step in steps:
         start = time.perf_counter()
         step(module)
@@ -149,6 +149,15 @@ def resolve(text: str, *, disabled: Iterable[str] = (), overrides: Sequence[tupl
             option = known.option(option).name
         changes.setdefault(name, {})[option] = value
     return _apply(parse(text), set(disabled), changes)
+
+
+def verify(module) -> None:
+    """MLIR's verifier, then what it cannot see: the signatures of attn functions. Raises `ir.MLIRError` or `Diagnostic`."""
+    from ..ir.attn_signature import verify_module
+
+    module.operation.verify()
+    with module.context:
+        verify_module(module)
 
 
 def pass_names(items: Iterable[Item]) -> set[str]:
@@ -211,9 +220,11 @@ def _our_step(ours: Pass, arguments: dict[str, Any]) -> Callable:
         if reports.errors:
             raise Diagnostics("\n".join(reports.errors))
         try:
-            module.operation.verify()
+            verify(module)
         except ir.MLIRError as error:
             raise PassBug(f"the module does not verify after pass '{ours.name}':\n{from_mlir_error(error)}") from error
+        except Diagnostic as error:
+            raise PassBug(f"the module does not verify after pass '{ours.name}':\n{error.text()}") from error
 
     return run
 
@@ -268,11 +279,6 @@ def _scratch_context():
         yield
 
 
-def _verify_input(module) -> None:
-    """So that a module that never was right is not blamed on the first pass."""
-    module.operation.verify()
-
-
 def _show(print_after, item: Item, module) -> None:
     if callable(print_after):
         print_after(str(item), module)
@@ -321,12 +327,12 @@ def _convert(kind, text: str):
             raise ValueError("one of " + ", ".join(typing.get_args(part)))
         return text
     if origin in (list, tuple):
-        return [_number(int, entry, "list of integers, for example 64,128") for entry in text.split(",") if text]
+        return [_number(int, entry, "a list of integers, for example 64,128") for entry in text.split(",") if text]
     if part is bool:
         if text.lower() not in ("true", "false", "1", "0"):
             raise ValueError("true or false")
         return text.lower() in ("true", "1")
-    return text if part is str else _number(part, text, "integer" if part is int else "number")
+    return text if part is str else _number(part, text, "an integer" if part is int else "a number")
 
 
 def _number(kind, text: str, what: str):
@@ -337,4 +343,4 @@ def _number(kind, text: str, what: str):
 
 
 __all__ = ["LEVELS", "NO_MATCH", "Option", "Pass", "PassBug", "all_passes", "find_pass", "format_pipeline", "format_value", "pass_names",
-           "register_pass", "resolve", "run_pipeline"]
+           "register_pass", "resolve", "run_pipeline", "verify"]
