@@ -1,0 +1,477 @@
+"""The `warp` dialect: who does what, when, and what it waits for.
+
+A `warp.kernel` is imperative. Register fragments and shared-memory buffers are storage that operations write into, so that each line is one
+line (or loop) of CuTe-DSL. A fragment's type is the tile of the whole CTA; the compute warpgroups hold 64 consecutive rows each, in the layout of
+a wgmma accumulator (PTX ISA, wgmma register fragments). Scalars stay SSA: `arith` on index, `scf.for` and `scf.if` for control.
+
+Top level of a kernel: tensor maps, buffers, pipelines, `init_barriers`, then one `warp.role` for each group of warps.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .base import make_operation_base, optional, required
+from .diagnostics import op_error
+from .mlir import ext, ir
+from .tile import check_yield, space_of
+
+
+class Warp(ext.Dialect, name="warp"):
+    """Roles, barriers, issue order and byte offsets: nothing is left open."""
+
+
+class MapType(Warp.Type, name="descriptor"):
+    """A TMA descriptor."""
+
+
+class PipeType(Warp.Type, name="pipe"):
+    """A ring of full (and empty) mbarriers that guards a buffer."""
+
+
+class StateType(Warp.Type, name="place"):
+    """A role's place in a pipe: slot and phase, advanced in place."""
+
+
+Operation = make_operation_base(Warp)
+
+
+# ----------------------------------------------------------------------------------------------------- kernel and roles
+
+
+class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
+    """One CTA: `threads` threads and `smem_bytes` of dynamic shared memory. Arguments as in `tile.kernel`."""
+
+    sym_name: ir.StringAttr
+    threads: ir.IntegerAttr
+    smem_bytes: ir.IntegerAttr
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        threads = self.threads.value
+        return (threads % 32 == 0 and 32 <= threads <= 1024) or op_error(
+            self, f"has {threads} threads", why="a CTA has 32 to 1024 threads, whole warps")
+
+
+class TensorMapOp(Operation, name="tensor_map", traits=[ext.Pure]):
+    """A TMA descriptor of `tensor` that moves boxes of `box` elements (memory order), smem side swizzled over `swizzle` bytes."""
+
+    tensor: ext.Operand[Any]
+    box: Any = required(ir.DenseI64ArrayAttr)
+    swizzle: ir.IntegerAttr
+    out: ext.Result[MapType]
+
+    def verify_op(self) -> bool:
+        if space_of(self.tensor.type) != "gmem":
+            return op_error(self, f"needs a tensor in #tile.gmem, but has {self.tensor.type}")
+        box = list(self.box)
+        if len(box) != self.tensor.type.rank or not 1 <= len(box) <= 5:
+            return op_error(self, f"has a box of rank {len(box)} for {self.tensor.type}", why="TMA moves boxes of the tensor's rank, 1 to 5")
+        if not all(1 <= size <= 256 for size in box):
+            return op_error(self, f"has box = {box}", why="a box has 1 to 256 elements in each dimension (PTX ISA, tensor copies)")
+        if self.swizzle.value not in (0, 32, 64, 128):
+            return op_error(self, f"has swizzle = {self.swizzle.value}", why="swizzles span 0, 32, 64 or 128 bytes")
+        span = box[-1] * bits_of(self.tensor.type.element_type) // 8
+        if self.swizzle.value and span != self.swizzle.value:
+            return op_error(self, f"has boxes {span} bytes wide under a swizzle of {self.swizzle.value} bytes",
+                            why="one box covers one swizzle span", fix=f"make box[{len(box) - 1}] {self.swizzle.value * 8 // bits_of(self.tensor.type.element_type)}")
+        return True
+
+
+class BufferOp(Operation, name="buffer"):
+    """`stages` x rows x columns in shared memory from byte `offset` on; columns split into slabs one `swizzle` span wide."""
+
+    offset: ir.IntegerAttr
+    swizzle: ir.IntegerAttr
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        kind = self.out.type
+        if space_of(kind) != "smem" or kind.rank != 3:
+            return op_error(self, f"gives {kind}", why="a buffer is a tensor<stages x rows x columns, #tile.smem>")
+        if self.swizzle.value not in (32, 64, 128):
+            return op_error(self, f"has swizzle = {self.swizzle.value}", why="buffers are swizzled over 32, 64 or 128 bytes")
+        if self.offset.value % (8 * self.swizzle.value):
+            return op_error(self, f"has offset {self.offset.value}", why=f"a {self.swizzle.value}-byte swizzle repeats every {8 * self.swizzle.value} bytes",
+                            fix=f"use a multiple of {8 * self.swizzle.value}")
+        width = kind.shape[2] * bits_of(kind.element_type) // 8
+        return width % self.swizzle.value == 0 or op_error(
+            self, f"has rows of {width} bytes under a swizzle of {self.swizzle.value}", why="rows are whole swizzle spans")
+
+
+class PipelineOp(Operation, name="pipeline"):
+    """`stages` full mbarriers from byte `offset` on, then, if `arrivals` is not 0, as many empty ones that take `arrivals` arrivals each.
+
+    A full barrier completes when `tx_bytes` have arrived.
+    """
+
+    stages: ir.IntegerAttr
+    offset: ir.IntegerAttr
+    tx_bytes: ir.IntegerAttr
+    arrivals: ir.IntegerAttr
+    out: ext.Result[PipeType]
+
+    def verify_op(self) -> bool:
+        if self.stages.value < 1:
+            return op_error(self, f"has {self.stages.value} stages", why="a pipeline has at least one")
+        if self.offset.value % 8:
+            return op_error(self, f"has offset {self.offset.value}", why="mbarriers are 8 bytes, 8-byte aligned")
+        return 0 < self.tx_bytes.value < 1 << 20 or op_error(
+            self, f"has tx_bytes = {self.tx_bytes.value}", why="an mbarrier counts 1 to 2**20 - 1 bytes")
+
+
+class InitBarriersOp(Operation, name="init_barriers"):
+    """One thread initialises all mbarriers of `pipes`; the whole CTA waits for it."""
+
+    pipes: Sequence[ext.Operand[Any]]
+
+
+class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
+    """What `warps` (consecutive) do. They set their register limit to `registers`; only the first `active` of them run the body."""
+
+    sym_name: ir.StringAttr
+    warps: Any = required(ir.DenseI64ArrayAttr)
+    active: ir.IntegerAttr
+    registers: ir.IntegerAttr
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        warps = list(self.warps)
+        if not warps or warps != list(range(warps[0], warps[0] + len(warps))) or warps[0] % 4 or len(warps) % 4:
+            return op_error(self, f"has warps = {warps}", why="a role is made of whole warpgroups: 4 consecutive warps each, from a multiple of 4 on")
+        if not 1 <= self.active.value <= len(warps):
+            return op_error(self, f"has {self.active.value} active warps of {len(warps)}")
+        registers = self.registers.value
+        return (registers % 8 == 0 and 24 <= registers <= 256) or op_error(
+            self, f"has registers = {registers}", why="setmaxnreg takes multiples of 8 from 24 to 256 (PTX ISA)")
+
+
+# ------------------------------------------------------------------------------------------------------ pipes and barriers
+
+
+class StateOp(Operation, name="state"):
+    """A role's state in a pipe, at slot 0. `phase` is the parity its first wait expects: 0 for consumers, 1 for producers."""
+
+    pipe: ext.Operand[Any]
+    phase: ir.IntegerAttr
+    out: ext.Result[StateType]
+
+    def verify_op(self) -> bool:
+        return self.phase.value in (0, 1) or op_error(self, f"has phase = {self.phase.value}", why="a parity is 0 or 1")
+
+
+class AcquireOp(Operation, name="acquire"):
+    """Wait until the slot is empty."""
+
+    state: ext.Operand[Any]
+
+
+class ArmOp(Operation, name="arm"):
+    """Tell the slot's full barrier how many bytes will come. One thread, before its copies."""
+
+    state: ext.Operand[Any]
+
+
+class WaitOp(Operation, name="wait"):
+    """Wait until the slot is full."""
+
+    state: ext.Operand[Any]
+
+
+class ReleaseOp(Operation, name="release"):
+    """One lane of each warp arrives on the slot's empty barrier."""
+
+    state: ext.Operand[Any]
+
+
+class AdvanceOp(Operation, name="advance"):
+    """Go to the next slot, and to the other phase after the last one."""
+
+    state: ext.Operand[Any]
+
+
+class ElectOp(Operation, name="elect", traits=[ir.NoTerminatorTrait]):
+    """One thread runs the body: of each warp (`scope` "warp"), or of each warpgroup ("warpgroup")."""
+
+    scope: ir.StringAttr
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        return self.scope.value in ("warp", "warpgroup") or op_error(self, f"has scope = {self.scope}", why='known are "warp" and "warpgroup"')
+
+
+class BarrierOp(Operation, name="barrier"):
+    """Named barrier `id`: of each warpgroup apart (ids id, id + 1, ...; `scope` "warpgroup"), or of all warps of the role ("role")."""
+
+    id: ir.IntegerAttr
+    scope: ir.StringAttr
+
+    def verify_op(self) -> bool:
+        if self.scope.value not in ("warpgroup", "role"):
+            return op_error(self, f"has scope = {self.scope}", why='known are "warpgroup" and "role"')
+        return _barrier_id(self)
+
+
+class TurnInitOp(Operation, name="turn_init"):
+    """The first warpgroup may go first: it arrives for the others on its own turn barrier."""
+
+    id: ir.IntegerAttr
+
+    def verify_op(self) -> bool:
+        return _barrier_id(self)
+
+
+class TurnTakeOp(Operation, name="turn_take"):
+    """Ping-pong: wait for this warpgroup's turn to issue MMAs (named barriers id, id + 1, ...: one a warpgroup)."""
+
+    id: ir.IntegerAttr
+
+    def verify_op(self) -> bool:
+        return _barrier_id(self)
+
+
+class TurnGiveOp(Operation, name="turn_give"):
+    """Ping-pong: it is the next warpgroup's turn."""
+
+    id: ir.IntegerAttr
+
+    def verify_op(self) -> bool:
+        return _barrier_id(self)
+
+
+class FenceAsyncOp(Operation, name="fence_async"):
+    """This thread's writes to shared memory become visible to the async proxy (TMA, wgmma)."""
+
+
+# ------------------------------------------------------------------------------------------------------------ data movement
+
+
+class TmaLoadOp(Operation, name="tma_load"):
+    """buffer[slot] = box of `map`'s tensor at `coords` (memory order), by one thread; completes on the slot's full barrier.
+
+    `state` is absent until `warp-insert-barriers` has run.
+    """
+
+    map: ext.Operand[Any]
+    buffer: ext.Operand[Any]
+    state: ext.Operand[Any] | None
+    coords: Sequence[ext.Operand[Any]]
+
+    def verify_op(self) -> bool:
+        return _is_buffer(self, self.buffer)
+
+
+class StoreSharedOp(Operation, name="store_shared"):
+    """buffer[0] = fragment, by stmatrix; each warpgroup its rows."""
+
+    buffer: ext.Operand[Any]
+    source: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        buffer, source = self.buffer.type, self.source.type
+        if not (_is_buffer(self, self.buffer) and _is_fragment(self, "source", self.source)):
+            return False
+        if list(buffer.shape)[1:] != list(source.shape) or buffer.element_type != source.element_type:
+            return op_error(self, f"copies {source} into {buffer}", why="rows, columns and dtype stay")
+        return bits_of(source.element_type) == 16 or op_error(self, f"stores {source.element_type}", why="stmatrix moves 16-bit elements")
+
+
+class TmaStoreOp(Operation, name="tma_store"):
+    """Box of `map`'s tensor at `coords` = buffer[0], each warpgroup its rows, by one thread of it; rows out of bounds are dropped. `row` names
+    the coordinate that runs along rows."""
+
+    map: ext.Operand[Any]
+    buffer: ext.Operand[Any]
+    coords: Sequence[ext.Operand[Any]]
+    row: ir.IntegerAttr
+
+    def verify_op(self) -> bool:
+        if not _is_buffer(self, self.buffer):
+            return False
+        return 0 <= self.row.value < len(self.coords) or op_error(self, f"has row = {self.row.value}, but {len(self.coords)} coordinates")
+
+
+class StoreCommitOp(Operation, name="store_commit"):
+    """Close a group of TMA stores."""
+
+
+class StoreWaitOp(Operation, name="store_wait"):
+    """Wait until at most `pending` groups of this thread's TMA stores still read shared memory."""
+
+    pending: ir.IntegerAttr
+
+
+class StoreRowsOp(Operation, name="store_rows"):
+    """target[coords + row] = source[row], one lane of each quad; rows out of bounds are dropped. Nothing, if the tensor is absent."""
+
+    source: ext.Operand[Any]
+    target: ext.Operand[Any]
+    coords: Sequence[ext.Operand[Any]]
+
+    def verify_op(self) -> bool:
+        if not _is_fragment(self, "source", self.source) or self.source.type.rank != 1:
+            return op_error(self, f"stores {self.source.type}", why="it stores a row vector")
+        return space_of(self.target.type) == "gmem" or op_error(self, f"needs a target in #tile.gmem, but has {self.target.type}")
+
+
+# ------------------------------------------------------------------------------------------------------------------ compute
+
+
+class FragmentOp(Operation, name="fragment"):
+    """Registers for a tile: rows x columns, rows x 4 (one value a lane of a quad), or one value a row (the same in all lanes of a quad)."""
+
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        return _is_fragment(self, "out", self.out)
+
+
+class FillOp(Operation, name="fill"):
+    """target = value, everywhere."""
+
+    target: ext.Operand[Any]
+    value: Any = required(ir.Attribute)
+
+    def verify_op(self) -> bool:
+        return _is_fragment(self, "target", self.target)
+
+
+class CopyOp(Operation, name="copy"):
+    """target = source."""
+
+    target: ext.Operand[Any]
+    source: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return self.target.type == self.source.type or op_error(self, f"copies {self.source.type} to {self.target.type}")
+
+
+class WgmmaFenceOp(Operation, name="wgmma_fence"):
+    """Register writes before come before the reads of the next wgmma."""
+
+
+class WgmmaOp(Operation, name="wgmma"):
+    """acc (+)= a @ b (b^T with `transpose_b`), issued asynchronously, each warpgroup its 64 rows; the first k-step overwrites unless `accumulate`.
+
+    `a_state`, `b_state` say which slot of a buffer; absent for fragments and until `warp-insert-barriers` has run.
+    """
+
+    acc: ext.Operand[Any]
+    a: ext.Operand[Any]
+    b: ext.Operand[Any]
+    a_state: ext.Operand[Any] | None
+    b_state: ext.Operand[Any] | None
+    transpose_b: Any = optional(ir.BoolAttr, "false")
+    accumulate: ir.BoolAttr
+
+    def verify_op(self) -> bool:
+        if not _is_fragment(self, "acc", self.acc) or not _is_buffer(self, self.b):
+            return False
+        a_shape, b_shape = list(self.a.type.shape)[-2:], list(self.b.type.shape)[-2:]
+        depth_b, columns = reversed(b_shape) if self.transpose_b.value else b_shape
+        if a_shape[1] != depth_b or list(self.acc.type.shape) != [a_shape[0], columns]:
+            return op_error(self, f"multiplies {a_shape} by {b_shape} into {list(self.acc.type.shape)}", why="the sizes do not fit")
+        if columns % 8 or not 8 <= columns <= 256:
+            return op_error(self, f"has {columns} columns", why="wgmma takes 8 to 256 columns, a multiple of 8 (PTX ISA)")
+        return depth_b % 16 == 0 or op_error(self, f"sums over {depth_b}", why="16-bit wgmma sums over 16 a step (PTX ISA)")
+
+
+class WgmmaCommitOp(Operation, name="wgmma_commit"):
+    """Close a group of wgmmas."""
+
+
+class WgmmaWaitOp(Operation, name="wgmma_wait"):
+    """Wait until at most `pending` groups are in flight."""
+
+    pending: ir.IntegerAttr
+
+    def verify_op(self) -> bool:
+        return 0 <= self.pending.value <= 7 or op_error(self, f"has pending = {self.pending.value}", why="wait_group takes 0 to 7")
+
+
+class MapOp(Operation, name="map"):
+    """target[i, j] = body(inputs[i, j]..., row i, column j), for the elements this thread holds. `cond`: a scalar, or a row vector equal over
+    each warp's rows; where it is false, target keeps its value."""
+
+    target: ext.Operand[Any]
+    cond: ext.Operand[Any] | None
+    inputs: Sequence[ext.Operand[Any]]
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        if not _is_fragment(self, "target", self.target):
+            return False
+        arguments = list(self.body.blocks[0].arguments)
+        if len(arguments) != len(self.inputs) + 2:
+            return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
+                            why="the region takes one element of each input, then row and column as index")
+        for number, value in enumerate(self.inputs):
+            shape = list(value.type.shape)
+            if space_of(value.type) != "reg" or shape not in (list(self.target.type.shape), list(self.target.type.shape)[:1]):
+                return op_error(self, f"has input {number} of type {value.type} for a target {self.target.type}")
+        return check_yield(self, self.body, [self.target.type.element_type])
+
+
+class ReduceOp(Operation, name="reduce"):
+    """target[i] = kind over the columns of source, and over target's old value with `accumulate`. Into rows x 4: this lane's columns only."""
+
+    target: ext.Operand[Any]
+    source: ext.Operand[Any]
+    kind: ir.StringAttr
+    accumulate: ir.BoolAttr
+
+    def verify_op(self) -> bool:
+        if not (_is_fragment(self, "target", self.target) and _is_fragment(self, "source", self.source)):
+            return False
+        if self.kind.value not in ("max", "sum"):
+            return op_error(self, f"has kind = {self.kind}", why='known kinds are "max" and "sum"')
+        rows = self.source.type.shape[0]
+        return list(self.target.type.shape) in ([rows], [rows, 4]) or op_error(self, f"reduces {self.source.type} into {self.target.type}")
+
+
+class VoteAnyOp(Operation, name="vote_any"):
+    """target[i] = whether source holds in any row of this warp."""
+
+    target: ext.Operand[Any]
+    source: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return self.target.type == self.source.type or op_error(self, f"votes {self.source.type} into {self.target.type}")
+
+
+class PtxOp(Operation, name="ptx", traits=[ext.Pure]):
+    """out = inline PTX on scalars, in a map's region: `asm` with $0 for the result and $1, $2, ... for the operands."""
+
+    inputs: Sequence[ext.Operand[Any]]
+    asm: ir.StringAttr
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        text = self.asm.value
+        if '"' in text or "\n" in text or "\\" in text:
+            return op_error(self, f"has asm = {self.asm}", why="the text is put into a string of the emitted source", fix="write one line without quotes and backslashes")
+        missing = [f"${n}" for n in range(len(self.inputs) + 1) if f"${n}" not in text]
+        return not missing or op_error(self, f"has asm without {missing[0]}", why="$0 is the result, $1... are the operands")
+
+
+# ------------------------------------------------------------------------------------------------------------------ helpers
+
+
+def bits_of(kind) -> int:
+    """Width of an element type in bits."""
+    return {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i1": 1, "f64": 64, "i64": 64, "index": 32, "i8": 8}[str(kind)]
+
+
+def _barrier_id(op) -> bool:
+    return 1 <= op.id.value <= 15 or op_error(op, f"has id = {op.id.value}", why="named barriers are 1 to 15; 0 is the whole CTA's")
+
+
+def _is_buffer(op, value) -> bool:
+    kind = value.type
+    return (space_of(kind) == "smem" and kind.rank == 3) or op_error(op, f"needs a buffer, but has {kind}", why="it works on a 'warp.buffer'")
+
+
+def _is_fragment(op, name, value) -> bool:
+    kind = value.type
+    if space_of(kind) != "reg" or kind.rank not in (1, 2):
+        return op_error(op, f"needs {name} in #tile.reg, but it is {kind}")
+    return kind.shape[0] % 64 == 0 or op_error(op, f"has {name} of {kind.shape[0]} rows", why="a warpgroup holds 64 rows")
