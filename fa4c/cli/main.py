@@ -31,6 +31,16 @@ COMMANDS = {
 }
 
 
+# Import name -> (package, what for): parts that may be missing on a machine which only runs, or on a system without wheels.
+_PACKAGES = {
+    "torch_mlir": ("torch-mlir", "reading and writing IR"),
+    "cutlass": ("nvidia-cutlass-dsl", "PTX and cubin (Linux and Windows only; all up to --emit cute works without)"),
+    "torch": ("torch", "data and the reference"),
+    "cuda": ("cuda-bindings", "the driver API"),
+    "numpy": ("numpy", "the interpreters"),
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
@@ -97,24 +107,31 @@ def _run(args: argparse.Namespace) -> int:
 
 def _context():
     """The MLIR context, entered; the one place of the command line that opens it."""
-    try:
-        from ..ir.context import new_context
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "torch_mlir":
-            raise
-        raise Diagnostic("the MLIR bindings are not installed", why="this command reads or writes IR, which needs the package torch-mlir",
-                         fix="pip install torch-mlir; `fa4c doctor` lists what else is missing") from None
+    from ..ir.context import new_context
+
     return new_context()
 
 
 def _known_failure(error: Exception) -> str | None:
     """The text of a failure that is the input's or the machine's, None for ours."""
+    if isinstance(error, ModuleNotFoundError):
+        return _missing(error.name or "")
     if type(error).__name__ == "MLIRError" and hasattr(error, "error_diagnostics"):
         return from_mlir_error(error)
     if all(hasattr(error, name) for name in ("what", "why", "fix")):  # the runtime's own exceptions: it may not import ir
         where = getattr(error, "where", None)
         return f"{where or 'fa4c'}: error: {message(error.what, error.why, error.fix)}"
     return None
+
+
+def _missing(name: str) -> str | None:
+    if name.startswith("fa4c."):
+        return "fa4c: error: " + message(f"{name} is not part of this version yet", fix="see the README for what works")
+    if name.split(".")[0] not in _PACKAGES:
+        return None
+    package, purpose = _PACKAGES[name.split(".")[0]]
+    return "fa4c: error: " + message(f"the package {package} is not installed", why=f"it is needed for {purpose}",
+                                     fix=f"pip install {package}; `fa4c doctor` lists what else is missing")
 
 
 def _complain(text: str, status: int) -> int:

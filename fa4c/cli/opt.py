@@ -25,10 +25,10 @@ def needs_mlir(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> None:
     from ..ir.context import print_module
-    from ..passes.registry import pass_names, resolve, run_pipeline
+    from ..passes.registry import check_overrides_occur, resolve, run_pipeline
 
     changes = pass_flags.overrides(args)
-    pass_flags.check_occur(changes, pass_names(resolve(args.pass_pipeline, overrides=changes)))
+    check_overrides_occur(changes, resolve(args.pass_pipeline, overrides=changes))
     module = read_module(args.file)
     timing = [] if args.timing else None
     run_pipeline(module, args.pass_pipeline, disabled=args.disable_pass, overrides=changes,

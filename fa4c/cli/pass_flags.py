@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..ir.diagnostics import UsageError, nearest
+from ..ir.diagnostics import UsageError
 
 
 def add_pass_flags(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -28,14 +28,6 @@ def overrides(args: argparse.Namespace) -> list[tuple[str, str, str]]:
             raise UsageError(f"--set {text}: not of the form PASS.OPTION=VALUE", fix="for example --set tile-pipeline.stages=3")
         found.append((name, option, value))
     return found
-
-
-def check_occur(changes: list[tuple[str, str, str]], names: set[str]) -> None:
-    """A change of a pass that does not run would be lost without a word."""
-    for name, option, value in changes:
-        if name not in names:
-            raise UsageError(f"--set {name}.{option}={value}: pass '{name}' does not run here",
-                             why=f"the pipeline has: {', '.join(sorted(names)) or 'no pass'}", fix=nearest(name, names))
 
 
 def show_module(item: str, module) -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.diagnostics import Collector, Diagnostic, Diagnostics, UsageError, from_mlir_error, nearest
-from .pipeline_text import Item, format_pipeline, parse
+from .pipeline_text import Item, parse
 
 LEVELS = ("attn", "tile", "warp")
 
@@ -65,7 +65,11 @@ class Pass:
     name: str
     function: Callable
     options: dict[str, Option]
-    summary: str
+    description: str  # the text at the head of its file
+
+    @property
+    def summary(self) -> str:
+        return self.description.split("\n")[0]
 
     def arguments(self, given: dict[str, str]) -> dict[str, Any]:
         """Typed keyword arguments out of an item's texts."""
@@ -90,7 +94,7 @@ def register_pass(name: str) -> Callable[[Callable], Callable]:
         if name in _passes:
             raise ValueError(f"pass '{name}' is registered twice: {_passes[name].function} and {function}")
         home = (sys.modules[function.__module__].__doc__ or "").strip() or (function.__doc__ or "").strip()
-        _passes[name] = Pass(name, function, _options(name, function), home.split("\n")[0])
+        _passes[name] = Pass(name, function, _options(name, function), home)
         return function
 
     return register
@@ -149,6 +153,15 @@ def resolve(text: str, *, disabled: Iterable[str] = (), overrides: Sequence[tupl
             option = known.option(option).name
         changes.setdefault(name, {})[option] = value
     return _apply(parse(text), set(disabled), changes)
+
+
+def check_overrides_occur(overrides: Iterable[tuple[str, str, str]], items: Iterable[Item]) -> None:
+    """Refuse a change to a pass that is not in the pipeline at all: it would be lost without a word. For the command line."""
+    names = pass_names(items)
+    for name, option, value in overrides:
+        if name not in names:
+            raise UsageError(f"--set {name}.{option}={value}: pass '{name}' does not run here",
+                             why=f"the pipeline has: {', '.join(sorted(names)) or 'no pass'}", fix=nearest(name, names))
 
 
 def verify(module) -> None:
@@ -340,7 +353,3 @@ def _number(kind, text: str, what: str):
         return kind(text)
     except ValueError:
         raise ValueError(what) from None
-
-
-__all__ = ["LEVELS", "NO_MATCH", "Option", "Pass", "PassBug", "all_passes", "find_pass", "format_pipeline", "format_value", "pass_names",
-           "register_pass", "resolve", "run_pipeline", "verify"]

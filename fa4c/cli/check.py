@@ -1,0 +1,60 @@
+"""`fa4c check`: all static checks on a file of any level, or on an artifact. Nothing is compiled or run."""
+
+from __future__ import annotations
+
+import argparse
+
+from .files import display_name, is_artifact, read_module
+
+EXAMPLES = """examples:
+  fa4c check examples/causal.mlir
+  fa4c compile examples/causal.mlir --emit warp | fa4c check -
+  fa4c check causal.fa4c                        hashes of all members, and the manifest's schema
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a .mlir file of any level, - for standard input, or a .fa4c artifact")
+
+
+def needs_mlir(args: argparse.Namespace) -> bool:
+    return not is_artifact(args.file)
+
+
+def run(args: argparse.Namespace) -> None:
+    done = _check_artifact(args.file) if is_artifact(args.file) else _check_module(args.file)
+    print(f"{display_name(args.file)}: ok: {done}")
+
+
+def _check_artifact(path: str) -> str:
+    from ..runtime import artifact
+
+    loaded = artifact.load(path)
+    return f"artifact '{loaded.manifest['name']}' for {loaded.manifest['target']}, {len(loaded.members)} members, hashes and manifest right"
+
+
+def _check_module(path: str) -> str:
+    from ..passes.registry import find_pass, run_pipeline, verify
+
+    module = read_module(path)
+    verify(module)
+    found = levels(module)
+    if "warp" in found and find_pass("warp-check") is not None:
+        run_pipeline(module, "warp-check")
+    return f"{' and '.join(found)} level, verified" if found else "no attn, tile or warp operation; verified as plain MLIR"
+
+
+def levels(module) -> list[str]:
+    """Which of our dialects a module uses, highest first."""
+    from ..passes.registry import LEVELS
+
+    used = set()
+
+    def note(op):
+        from ..ir.mlir import ir
+
+        used.add(op.operation.name.split(".")[0])
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(note)
+    return [level for level in LEVELS if level in used]

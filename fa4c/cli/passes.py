@@ -1,0 +1,38 @@
+"""`fa4c passes`: the passes, their options with defaults, and what each does in one line."""
+
+from __future__ import annotations
+
+import argparse
+
+EXAMPLES = """examples:
+  fa4c passes
+  fa4c passes tile-pipeline                     one pass in full: the text at the head of its file
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="PASS", help="one pass in full")
+
+
+def run(args: argparse.Namespace) -> None:
+    from ..ir.diagnostics import UsageError, nearest
+    from ..passes.registry import all_passes
+
+    known = all_passes()
+    if args.name is None:
+        for entry in known.values():
+            print(signature(entry))
+            print(f"    {entry.summary}")
+        print("\nPasses of upstream MLIR (canonicalize, cse, ...) may stand in a pipeline too.")
+    elif args.name in known:
+        print(signature(known[args.name]) + "\n\n" + known[args.name].description)
+    else:
+        raise UsageError(f"there is no pass '{args.name}' of fa4c", fix=nearest(args.name, known))
+
+
+def signature(entry) -> str:
+    """`tile-pipeline{stages=2 order=}` with the defaults."""
+    from ..passes.registry import format_value
+
+    options = " ".join(f"{option.name}={format_value(option.default)}" for option in entry.options.values())
+    return entry.name + ("{" + options + "}" if options else "")

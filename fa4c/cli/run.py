@@ -1,0 +1,248 @@
+"""`fa4c run`: a variant or an artifact on data, given or made up, and its results against the reference."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+from ..ir.diagnostics import Diagnostic, UsageError, nearest
+from .compile import add_variant_flags, compile_file
+from .files import is_artifact, progress, read_module
+
+BACKENDS = ("cuda", "emulator", "reference")
+
+EXAMPLES = """examples:
+  fa4c run causal.fa4c --shape b=2,hq=8,hkv=2,m=1000,n=1000 --check
+  fa4c run examples/softcap.mlir --dtype fp16 --head-dim 64 --check --json
+  fa4c run examples/causal.mlir --backend reference --input q=q.npy --input k=k.npy --input v=v.npy
+
+An input that is not given is made up by its attn.fill. Arrays are in the manifest's layout, (b, s, h, d) unless the file says otherwise.
+An artifact is run without importing the compiler.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a .fa4c artifact, or a .mlir file, which is compiled first")
+    add_variant_flags(parser)
+    parser.add_argument("--backend", choices=BACKENDS, help="default: cuda where a GPU of the target is found, else emulator")
+    parser.add_argument("--shape", default="", metavar="NAME=SIZE,...", help="default: b=1,hq=4,hkv=2,m=256,n=256")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs that are made up (default: 0)")
+    parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="data for one input; may be repeated")
+    parser.add_argument("--schedule", choices=("fifo", "random"), help="of the emulator's warps (default: fifo)")
+    parser.add_argument("--schedule-seed", type=int, metavar="N", help="of --schedule random")
+    parser.add_argument("--check", action="store_true", help="compare with float64; exit status 1 when out of tolerance")
+    parser.add_argument("--json", action="store_true", help="results as JSON")
+
+
+def needs_mlir(args: argparse.Namespace) -> bool:
+    return not is_artifact(args.file)
+
+
+def run(args: argparse.Namespace) -> int:
+    artifact, semantics = _program(args)
+    sizes, inputs = _inputs(args, semantics, _device(args, artifact))
+    backend, outputs = _execute(args, artifact, semantics, inputs)
+    rows = _check(args, semantics, inputs, outputs) if args.check else []
+    facts = {"name": semantics["name"], "target": artifact.target if artifact else None, "backend": backend, "sizes": sizes}
+    (_print_json if args.json else _print_text)(facts, outputs, rows, args.check)
+    wrong = [row for row in rows if not row.ok]
+    if wrong:
+        raise Diagnostic(f"{len(wrong)} of {len(rows)} comparisons are out of tolerance", where=args.file,
+                         why="; ".join(str(row) for row in wrong[:3]))
+    return 0
+
+
+def _program(args):
+    """(artifact or None, semantics); the reference needs no artifact."""
+    if is_artifact(args.file):
+        from ..runtime import artifact
+
+        for flag in ("target", "dtype", "head_dim"):
+            if getattr(args, flag) is not None:
+                raise UsageError(f"--{flag.replace('_', '-')} does not apply to an artifact", why="it is compiled already",
+                                 fix="give the .mlir file instead")
+        loaded = artifact.load(args.file)
+        return loaded, _semantics_of(loaded, args)
+    if args.backend == "reference":
+        return None, _semantics_of_file(args)
+    from ..runtime import artifact
+
+    _set_compile_defaults(args)
+    manifest, members = compile_file(args, "artifact")
+    built = artifact.build(manifest, members, args.file)
+    return built, _semantics_of(built, args)
+
+
+def _semantics_of(artifact, args) -> dict:
+    semantics = artifact.manifest.get("semantics")
+    if not semantics:
+        raise Diagnostic("this program has no attn level, so its inputs cannot be made up", where=args.file,
+                         why="it was compiled from a file of a lower level, which does not say what is computed",
+                         fix="run it from Python: fa4c.runtime.execute.execute")
+    return semantics
+
+
+def _semantics_of_file(args) -> dict:
+    from ..ir.attn_signature import attn_functions
+    from ..ir.semantics import from_function
+    from ..passes.pipeline_text import Item
+    from ..passes.registry import run_pipeline
+
+    module = read_module(args.file)
+    options = {"dtype": args.dtype, "head-dim": args.head_dim and ",".join(map(str, args.head_dim))}
+    options = {name: value for name, value in options.items() if value}
+    run_pipeline(module, str(Item("attn-retype", options)) if options else "")
+    functions = attn_functions(module)
+    if len(functions) != 1:
+        raise Diagnostic(f"needs one attn function, but has {len(functions)}", where=args.file, why="it is what the reference evaluates",
+                         fix="give a file of the attn level with one function")
+    return from_function(functions[0])
+
+
+def _set_compile_defaults(args) -> None:
+    args.pass_pipeline, args.disable_pass, args.overrides = None, [], []
+    args.timing = args.no_loc = args.print_ir_after_all = False
+
+
+def _device(args, artifact) -> str:
+    if args.backend in ("emulator", "reference"):
+        return "cpu"
+    import torch
+
+    from ..runtime import cuda
+
+    if not torch.cuda.is_available():
+        if args.backend == "cuda":
+            raise Diagnostic("there is no GPU that torch can use", why="backend cuda was asked for",
+                             fix="leave out --backend, or use --backend reference; `fa4c doctor` says what is installed")
+        return "cpu"
+    fits = cuda.target_of(torch.cuda.current_device()) == artifact.target
+    return "cuda" if fits or args.backend == "cuda" else "cpu"
+
+
+def _inputs(args, semantics, device):
+    from ..runtime import inputs
+    from ..runtime.errors import InputError
+
+    try:
+        sizes = inputs.parse_sizes(args.shape, semantics)
+    except InputError as error:
+        raise UsageError(f"--shape: {error.what}", why=error.why, fix=error.fix) from None
+    given = _given(args, semantics)
+    for name, tensor in given.items():
+        sizes.update(_free_sizes(semantics, name, tensor, args.shape))
+    made = inputs.make_inputs(semantics, sizes, args.seed, device)
+    return sizes, {name: given[name].to(device) if name in given else tensor for name, tensor in made.items()}
+
+
+def _given(args, semantics) -> dict:
+    specs = {spec["name"]: spec for spec in semantics["args"]}
+    given = {}
+    for text in args.input:
+        name, equals, path = text.partition("=")
+        if not equals or not path:
+            raise UsageError(f"--input {text}: not of the form NAME=FILE.npy", fix="for example --input q=q.npy")
+        if name not in specs:
+            raise UsageError(f"--input {text}: there is no input '{name}'", fix=nearest(name, specs))
+        given[name] = _load(path, specs[name])
+    return given
+
+
+def _load(path: str, spec: dict):
+    import numpy
+    import torch
+
+    from ..runtime.torch_types import TORCH
+
+    try:
+        array = numpy.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise Diagnostic("cannot read this array", where=path, why=str(error).split("\n")[0], fix="write it with numpy.save") from None
+    if not isinstance(array, numpy.ndarray) or array.dtype.kind not in "fiub":
+        raise Diagnostic("this is no array of numbers", where=path, fix="write one array with numpy.save")
+    tensor, wanted = torch.from_numpy(numpy.ascontiguousarray(array)), TORCH[spec["dtype"]]
+    if tensor.dtype.is_floating_point != wanted.is_floating_point:
+        raise Diagnostic(f"input '{spec['name']}' is {spec['dtype']}, but the array is {array.dtype}", where=path,
+                         why="integers and floats are not converted into each other", fix="convert it with numpy's astype")
+    return tensor.to(wanted)
+
+
+def _free_sizes(semantics, name, tensor, shape_text) -> dict:
+    """The run-time sizes that an array fixes, unless --shape names them too (then a difference is an error later on)."""
+    from ..runtime.layout import memory_layout, packed_dims, static_dims
+
+    spec = next(spec for spec in semantics["args"] if spec["name"] == name)
+    packed = packed_dims(semantics["args"])
+    names = memory_layout(spec["axes"], spec["dims"], semantics.get("layout", "bshd"), packed)
+    named = {part.partition("=")[0].strip() for part in shape_text.split(",")}
+    fixed = {*static_dims(spec), *packed, *named}
+    return {dim: size for dim, size in zip(names, tensor.shape) if dim not in fixed}
+
+
+def _execute(args, artifact, semantics, inputs):
+    from ..runtime import execute
+
+    progress("running")
+    if artifact is None:
+        return "reference", execute.run_reference(semantics, inputs, [result["name"] for result in semantics["results"]])
+    backend = execute.choose_backend(args.backend, next(iter(inputs.values())).device)
+    if args.schedule is None and args.schedule_seed is None:
+        return backend, execute.execute(artifact, inputs, backend=backend)
+    if backend != "emulator":
+        raise UsageError("--schedule and --schedule-seed are of the emulator", why=f"this runs on backend {backend}",
+                         fix="add --backend emulator")
+    from ..runtime import emulated
+
+    wanted = execute.wanted_outputs(artifact, None, None)
+    return backend, emulated.run(artifact, inputs, wanted, schedule=args.schedule or "random", seed=args.schedule_seed or 0)
+
+
+def _check(args, semantics, inputs, outputs):
+    from ..runtime.check import check
+
+    progress("comparing with the reference in float64")
+    return check(semantics, inputs, outputs)
+
+
+def _print_text(facts, outputs, rows, checked) -> None:
+    sizes = " ".join(f"{name}={size}" for name, size in facts["sizes"].items())
+    print(f"{facts['name']} on {facts['backend']}" + (f" for {facts['target']}" if facts["target"] else "") + f": {sizes}")
+    for name, tensor in outputs.items():
+        summary = _summary(tensor)
+        contents = f"largest {summary['largest']:.6g}  mean of |x| {summary['mean_abs']:.6g}"
+        print(f"{name:8} {summary['dtype']:5} {tuple(summary['shape'])}  {contents}")
+    for row in rows:
+        print(row)
+    if checked:
+        print("check: " + ("within tolerance" if all(row.ok for row in rows) else "OUT OF TOLERANCE"))
+
+
+def _print_json(facts, outputs, rows, checked) -> None:
+    from dataclasses import asdict
+
+    from ..runtime import counters
+
+    result = {**facts, "outputs": {name: _summary(tensor) for name, tensor in outputs.items()}, "stats": counters.stats()}
+    if checked:
+        result |= {"check": [asdict(row) for row in rows], "ok": all(row.ok for row in rows)}
+    print(json.dumps(_plain(result), indent=1, allow_nan=False))
+
+
+def _summary(tensor) -> dict:
+    """Of the finite elements; infinities (LSE of an empty row) are counted."""
+    from ..runtime.torch_types import name_of
+
+    values = tensor.double()
+    finite = values[values.isfinite()].abs()
+    return {"dtype": name_of(tensor.dtype), "shape": list(tensor.shape), "largest": float(finite.max()) if finite.numel() else 0.0,
+            "mean_abs": float(finite.mean()) if finite.numel() else 0.0, "not_finite": int(values.numel() - finite.numel())}
+
+
+def _plain(value):
+    """JSON has no infinity and no NaN: they become text."""
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
