@@ -213,3 +213,15 @@ def _check_packing(op, facts: FunctionFacts) -> None:
 def attn_functions(module) -> list[func.FuncOp]:
     """The attn functions of a module (or of its operation), in order."""
     return [op for op in module.operation.regions[0].blocks[0].operations if is_attn_function(op)]
+
+
+def memory_order(tensor: TensorFacts, layout: str, packed: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Axes and dimensions of a tensor, outermost first, as it lies in memory: ("b", "m", "hq", "d") for q under bshd.
+
+    `packed` names the dimensions that `attn.cu_seqlens` packs: a tensor over the batch that has one of them has no axis b of its own.
+    """
+    axes = tensor.axes
+    order = [*axes, *tensor.dims]
+    if layout == "bshd" and len(tensor.dims) == 2 and len(axes) == 2 and axes[0] == "b":
+        order = [axes[0], tensor.dims[0], axes[1], tensor.dims[1]]
+    return tuple(name for name in order if not (name == "b" and set(packed) & set(tensor.dims)))
