@@ -31,18 +31,6 @@ def optional(kind: type, default: str | None = None) -> Any:
     return OptionalAttr(default, kind)
 
 
-class RequiredAttr:
-    """Declares a required attribute of a kind that IRDL has no name for, such as an array of i64."""
-
-    def __init__(self, kind: type):
-        self.kind = kind
-
-
-def required(kind: type) -> Any:
-    """`dims: Any = required(ir.DenseI64ArrayAttr)` in the body of an operation class."""
-    return RequiredAttr(kind)
-
-
 def _optional_property(name: str, spec: OptionalAttr) -> property:
     def get(self):
         if name in self.attributes:
@@ -107,9 +95,6 @@ def make_operation_base(dialect: type) -> type:
             if "__annotations__" not in cls.__dict__:
                 cls.__annotations__ = {}
             merged = {**cls._shared_optional, **own}
-            cls._required_kinds = {k: v.kind for k, v in vars(cls).items() if isinstance(v, RequiredAttr)}
-            for name in cls._required_kinds:
-                delattr(cls, name)  # the annotation (Any) stays: `ext` makes it an attribute of any kind
             super().__init_subclass__(**kwargs)
             cls._attribute_kinds = _take_kinds_irdl_cannot_name(cls._fields, cls._attribute_kinds)
             cls._optional = merged
@@ -189,7 +174,7 @@ def _check_count(op, what, fields, count, segment_name) -> bool:
 
 
 def _check_attributes(op, required) -> bool:
-    declared = {a.name: op._required_kinds.get(a.name, a.constraint) for a in required}
+    declared = {a.name: op._attribute_kinds.get(a.name, a.constraint) for a in required}
     declared.update({name: spec.kind for name, spec in op._optional.items()})
     present = {a.name if hasattr(a, "name") else a for a in op.attributes}
     for name in sorted(present - set(declared) - set(_INFRASTRUCTURE)):

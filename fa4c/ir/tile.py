@@ -13,7 +13,7 @@ Index arithmetic is upstream `arith`, loops are `scf.for`; both may stand anywhe
 from collections.abc import Sequence
 from typing import Any
 
-from .base import OptionalAttr, make_operation_base, optional, required
+from .base import OptionalAttr, make_operation_base, optional
 from .diagnostics import op_error
 from .mlir import ext, ir
 
@@ -127,7 +127,7 @@ class Pow2FloorOp(Operation, name="pow2_floor", traits=[ext.Pure]):
 class LaunchOp(Operation, name="launch"):
     """Launch `kernel` on a grid of CTAs, with tensors and scalars as its arguments, in that order."""
 
-    kernel: Any = required(ir.FlatSymbolRefAttr)
+    kernel: ir.FlatSymbolRefAttr
     grid: Sequence[ext.Operand[Any]]
     tensors: Sequence[ext.Operand[Any]]
     scalars: Sequence[ext.Operand[Any]]
@@ -168,7 +168,7 @@ class LoadOp(Scheduled, name="load"):
 
     source: ext.Operand[Any]
     coords: Sequence[ext.Operand[ir.IndexType]]
-    dims: Any = required(ir.DenseI64ArrayAttr)
+    dims: ir.DenseI64ArrayAttr
     buffers: Any = optional(ir.IntegerAttr, "1 : i64")
     out: ext.Result[Any]
 
@@ -291,7 +291,7 @@ class ReduceOp(Scheduled, name="reduce"):
 class SplatOp(Operation, name="splat", traits=[ext.Pure]):
     """out = a register tile full of `value`."""
 
-    value: Any = required(ir.Attribute)
+    value: ir.Attribute
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -354,7 +354,7 @@ class StoreOp(Scheduled, name="store"):
     tile: ext.Operand[Any]
     target: ext.Operand[Any]
     coords: Sequence[ext.Operand[ir.IndexType]]
-    dims: Any = required(ir.DenseI64ArrayAttr)
+    dims: ir.DenseI64ArrayAttr
 
     def verify_op(self) -> bool:
         if not (_in_space(self, "tile", self.tile, "smem", "reg") and _in_space(self, "target", self.target, "gmem")):

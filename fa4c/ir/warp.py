@@ -10,7 +10,7 @@ Top level of a kernel: tensor maps, buffers, pipelines, `init_barriers`, then on
 from collections.abc import Sequence
 from typing import Any
 
-from .base import make_operation_base, optional, required
+from .base import make_operation_base, optional
 from .diagnostics import op_error
 from .mlir import ext, ir
 from .tile import check_yield, space_of
@@ -56,7 +56,7 @@ class TensorMapOp(Operation, name="tensor_map", traits=[ext.Pure]):
     """A TMA descriptor of `tensor` that moves boxes of `box` elements (memory order), smem side swizzled over `swizzle` bytes."""
 
     tensor: ext.Operand[Any]
-    box: Any = required(ir.DenseI64ArrayAttr)
+    box: ir.DenseI64ArrayAttr
     swizzle: ir.IntegerAttr
     out: ext.Result[MapType]
 
@@ -129,7 +129,7 @@ class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
     """What `warps` (consecutive) do. They set their register limit to `registers`; only the first `active` of them run the body."""
 
     sym_name: ir.StringAttr
-    warps: Any = required(ir.DenseI64ArrayAttr)
+    warps: ir.DenseI64ArrayAttr
     active: ir.IntegerAttr
     registers: ir.IntegerAttr
     body: ext.Region
@@ -329,7 +329,7 @@ class FillOp(Operation, name="fill"):
     """target = value, everywhere."""
 
     target: ext.Operand[Any]
-    value: Any = required(ir.Attribute)
+    value: ir.Attribute
 
     def verify_op(self) -> bool:
         return _is_fragment(self, "target", self.target)

@@ -1,0 +1,208 @@
+"""Which register values share one fragment.
+
+At the tile level register tiles are values; at the warp level they live in fragments that operations overwrite. Accumulators must be summed
+in place, loop-carried values should be, and each shared fragment saves registers and copies. Sharing is right if, in the scheduled
+order, every read finds the value it means. That is decided by running the schedule symbolically: a fragment holds a token
+(operation result, iteration), a read says which token it expects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import MapOp, MmaOp, ReduceOp, space_of
+from .schedule import body_slots
+
+_ITERATIONS = 4  # more than any stage distance plus one: later steps repeat the steady state
+
+
+@dataclass
+class Fragments:
+    """The result: `home[value]` is the representative value whose fragment holds it."""
+
+    home: dict
+
+    def same(self, a, b) -> bool:
+        return self.home[a] == self.home[b]
+
+
+def assign(kernel, is_compute) -> Fragments:
+    """Homes for all register tiles of a tile.kernel; `is_compute(op)` says which operations run in the compute role."""
+    block = kernel.body.blocks[0]
+    values, forced, wanted = [], [], []
+    _collect(block, values, forced, wanted, is_compute)
+    parent = {value: value for value in values}
+
+    def find(value):
+        while parent[value] != value:
+            value = parent[value]
+        return value
+
+    for a, b in forced:
+        parent[find(a)] = find(b)
+    failure = _simulate(block, find, is_compute)
+    if failure:
+        op, text = failure
+        raise op_diagnostic(op, f"needs two copies of a register tile: {text}",
+                            why="each register tile has one copy, which a later iteration overwrites before it was read",
+                            fix="order the reader before the writer, or lower the stage distance")
+    for a, b in wanted:
+        root_a, root_b = find(a), find(b)
+        if root_a != root_b and a.type == b.type:
+            parent[root_a] = root_b
+            if _simulate(block, find, is_compute):
+                parent[root_a] = root_a
+    return Fragments({value: find(value) for value in values})
+
+
+def in_place_input(op):
+    """The input that an operation's result may overwrite, by preference; None if there is none."""
+    if isinstance(op, MmaOp):
+        return op.acc
+    if isinstance(op, ReduceOp):
+        return op.init
+    if isinstance(op, MapOp):
+        return next((value for value in op.inputs if value.type == op.out.type), None)
+    return None
+
+
+def passes_through(op):
+    """The value whose content the result starts from (accumulator, initial value, unselected elements), or None."""
+    if isinstance(op, MapOp):
+        return op.inputs[0] if op.cond is not None else None
+    return in_place_input(op) if isinstance(op, (MmaOp, ReduceOp)) else None
+
+
+def is_register(value) -> bool:
+    return space_of(value.type) == "reg"
+
+
+def _collect(block, values, forced, wanted, is_compute) -> None:
+    for op in block.operations:
+        values.extend(r for r in op.operation.results if is_register(r))
+        if op.operation.name == "scf.for":
+            body = op.regions[0].blocks[0]
+            carried = list(body.arguments)[1:]
+            yielded = list(body.operations)[-1].operation.operands
+            values.extend(a for a in carried if is_register(a))
+            for result, argument, init, out in zip(op.operation.results, carried, list(op.operation.operands)[3:], yielded, strict=True):
+                if is_register(result):
+                    forced.append((result, argument))
+                    wanted[:0] = [(out, argument)]
+                    wanted.append((argument, init))
+            _collect(body, values, forced, wanted, is_compute)
+        elif is_compute(op):
+            source = in_place_input(op)
+            if source is not None and is_register(source):
+                pair = (op.operation.results[0], source)
+                wanted[:0] = [pair] if passes_through(op) is not None else []
+                wanted.extend([pair] if passes_through(op) is None else [])
+
+
+def _simulate(block, find, is_compute):
+    """(operation, text) of the first read that finds another value than it means, or None."""
+    try:
+        _Simulation(find, is_compute).run_block(block, {})
+    except _Clash as clash:
+        return clash.op, clash.text
+    return None
+
+
+class _Clash(Exception):
+    def __init__(self, op, text):
+        self.op, self.text = op, text
+        super().__init__(text)
+
+
+class _Simulation:
+    def __init__(self, find, is_compute):
+        self.find, self.is_compute = find, is_compute
+        self.content = {}  # representative value -> token
+        self.serial = 0
+
+    def run_block(self, block, tokens) -> None:
+        for op in block.operations:
+            if op.operation.name == "scf.for":
+                self.run_loop(op, tokens)
+            elif self.is_compute(op):
+                self.execute(op, tokens)
+
+    def run_loop(self, op, tokens) -> None:
+        body = op.regions[0].blocks[0]
+        slots = body_slots(op, self.is_compute)
+        yielded = list(list(body.operations)[-1].operation.operands)
+        carried = [(i, a) for i, a in enumerate(list(body.arguments)[1:]) if is_register(a)]
+        inits = list(op.operation.operands)[3:]
+        nested = any(o.operation.name == "scf.for" for o in body.operations)
+        environments = [dict(tokens) for _ in range(_ITERATIONS)]
+        for i, argument in carried:
+            environments[0][argument] = tokens[inits[i]]
+            self.move(op, inits[i], tokens[inits[i]], argument)
+        if nested:
+            for t in range(_ITERATIONS):
+                self.run_block(body, environments[t])
+                self.end_of_iteration(op, t, carried, yielded, environments, set(range(len(yielded))))
+            slots = []
+        last = max((slot.stage for slot in slots), default=0)
+        first = min((slot.stage for slot in slots), default=0)
+        for k in range(first, (_ITERATIONS + last) if slots else first):
+            done: dict[int, set] = {}
+            for slot in slots:
+                t = k - slot.stage
+                if 0 <= t < _ITERATIONS:
+                    self.execute(slot.op, environments[t])
+                    for i, _ in carried:
+                        if yielded[i].owner == slot.op.operation:
+                            done.setdefault(t, set()).add(i)
+                            if t + 1 < _ITERATIONS:  # known from here on, in place or after the copy at the step's end
+                                environments[t + 1][carried_argument(body, i)] = environments[t][yielded[i]]
+            for t, which in sorted(done.items()):
+                self.end_of_iteration(op, t, carried, yielded, environments, which)
+        for i, argument in carried:
+            tokens[op.operation.results[i]] = environments[-1].get(yielded[i], environments[-1].get(argument))
+
+    def end_of_iteration(self, op, t, carried, yielded, environments, which) -> None:
+        for i, argument in carried:
+            if i not in which:
+                continue
+            token = environments[t].get(yielded[i])
+            self.move(op, yielded[i], token, argument)
+            if t + 1 < len(environments):
+                environments[t + 1][argument] = token
+
+    def move(self, op, source, token, target) -> None:
+        """A copy between fragments, nothing where they are one."""
+        if self.find(source) != self.find(target):
+            self.read(op, source, token)
+            self.content[self.find(target)] = token
+
+    def read(self, op, value, token) -> None:
+        if self.content.get(self.find(value)) != token or token is None:
+            raise _Clash(op, "a value is read after it was overwritten, or before it was computed")
+
+    def execute(self, op, tokens) -> None:
+        for value in op.operation.operands:
+            if is_register(value):
+                if value not in tokens:
+                    raise _Clash(op, "a value is read before it was computed")
+                self.read(op, value, tokens[value])
+        for result in op.operation.results:
+            if is_register(result):
+                # all other inputs must survive until the operation has read them: elementwise operations read before they write, so only
+                # a reduction or an MMA may not overwrite an input other than the one that it starts from
+                start = passes_through(op)
+                for value in op.operation.operands:
+                    clobbers = is_register(value) and self.find(value) == self.find(result) and value != start
+                    if clobbers and not isinstance(op, MapOp):
+                        raise _Clash(op, "its result would overwrite an operand that it still reads")
+                    if clobbers and start is not None and isinstance(op, MapOp):
+                        raise _Clash(op, "its first input would overwrite an operand that it still reads")
+                self.serial += 1
+                tokens[result] = (self.serial,)
+                self.content[self.find(result)] = tokens[result]
+
+
+def carried_argument(body, index) -> ir.Value:
+    return list(body.arguments)[1 + index]

@@ -1,0 +1,434 @@
+"""Assign the operations of a CTA's program to roles: a TMA producer warp and compute warpgroups of 64 rows each.
+
+Loads go to the role `load`, all else to `compute`; each role gets its own copy of the loops, software-pipelined as `stage` and `order` say
+(prologue, steady state, epilogue), and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets, fragments in
+registers. The roles run at their own pace: one warp that only issues copies hides their latency behind all compute, and can give
+its registers away. What they wait for is left to `warp-insert-barriers`.
+
+Before:  scf.for { %k = tile.load ...; %s = tile.mma %q, %k ... }
+After:   warp.role @load { scf.for { warp.tma_load ... } }   warp.role @compute { scf.for { warp.wgmma ... } }
+
+Run after the tile passes; source: CUTLASS and FlashAttention-3 (Shah et al. 2024, section 3.1) for the division of work.
+"""
+
+from __future__ import annotations
+
+from .. import targets
+from ..ir import tile, warp
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import arith, ir, scf
+from ..ir.tile import space_of
+from . import fragments
+from .registry import register_pass
+from .schedule import body_slots, is_scalar_op
+
+BARRIER_BYTES = 1024  # room for mbarriers at the start of shared memory; buffers need 1024-byte alignment anyway
+
+
+@register_pass("warp-specialize")
+def warp_specialize(module: ir.Module) -> None:
+    target = targets.of(module)
+    for op in list(module.body.operations):
+        if isinstance(op, tile.KernelOp):
+            with ir.InsertionPoint(op), op.location:
+                _Kernel(op, target).build()
+            op.operation.erase()
+
+
+class _Kernel:
+    """One tile.kernel on its way to a warp.kernel."""
+
+    def __init__(self, kernel, target):
+        self.kernel, self.target = kernel, target
+        self.body = kernel.body.blocks[0]
+        self.all_ops = list(_walk(self.body))
+        self.warpgroups = self._count_warpgroups()
+        self.compute_registers, self.load_registers = _register_budgets(target, self.warpgroups)
+        self.fragments = fragments.assign(kernel, is_compute)
+        self.scalars = {}  # tile-level scalar -> warp-level scalar at the top of the kernel
+        self.maps = {}
+        self.buffers = {}  # smem tile -> warp.buffer
+
+    def _count_warpgroups(self) -> int:
+        rows = {value.type.shape[0] for op in self.all_ops for value in op.operation.results if fragments.is_register(value)}
+        if not rows:
+            raise op_diagnostic(self.kernel, "computes nothing in registers", why="the compute role would be empty")
+        if len(rows) > 1 or next(iter(rows)) % 64:
+            raise op_diagnostic(self.kernel, f"has register tiles of {', '.join(map(str, sorted(rows)))} rows",
+                                why="each compute warpgroup holds 64 rows of every register tile", fix="give all of them one multiple of 64 rows")
+        return next(iter(rows)) // 64
+
+    def build(self) -> None:
+        threads = 128 * (1 + self.warpgroups)
+        if threads > self.target.max_threads_per_cta:
+            raise op_diagnostic(self.kernel, f"needs {threads} threads", why=f"{self.warpgroups} compute warpgroups and one for loads; a CTA has {self.target.max_threads_per_cta}")
+        smem_bytes = self._place_buffers()
+        new = warp.KernelOp(sym_name=self.kernel.sym_name, threads=_i64(threads), smem_bytes=_i64(smem_bytes))
+        arguments = list(self.body.arguments)
+        block = new.body.blocks.append(*[a.type for a in arguments], arg_locs=[self.kernel.location] * len(arguments))
+        self.scalars.update(zip(arguments, block.arguments, strict=True))
+        with ir.InsertionPoint(block):
+            for op in self.body.operations:
+                if is_scalar_op(op):
+                    _clone(op, self.scalars)
+            for value, (offset, stages, swizzle) in self.placed.items():
+                kind = tile.tile_type([stages, *value.type.shape], value.type.element_type, "smem")
+                self.buffers[value] = warp.BufferOp(offset=_i64(offset), swizzle=_i64(swizzle), out=kind, loc=value.owner.location).out
+            self._make_tensor_maps()
+            self._role("load", 0, 4, 1, self.load_registers, is_load)
+            self._role("compute", 4, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_compute)
+
+    def _place_buffers(self) -> int:
+        """Byte offsets of all smem tiles: (offset, stages, swizzle). What is written last may lie over what was loaded once, if it must."""
+        tiles = [(op, op.out) for op in self.all_ops if isinstance(op, (tile.LoadOp, tile.ToSharedOp))]
+        self.placed, at = {}, BARRIER_BYTES
+        loaded_once = []
+        for op, value in tiles:
+            stages = op.buffers.value if isinstance(op, tile.LoadOp) else 1
+            size = stages * _bytes(value.type)
+            swizzle = _swizzle(op, value.type, self.target)
+            if isinstance(op, tile.ToSharedOp) and at + size > self.target.smem_bytes:
+                home = next((h for h in loaded_once if _bytes(h.type) >= size), None)
+                if home is not None:
+                    self.placed[value] = (self.placed[home][0], stages, swizzle)
+                    continue
+            self.placed[value] = (at, stages, swizzle)
+            at += -(-size // 1024) * 1024
+            if isinstance(op, tile.LoadOp) and op.operation.parent.name == "tile.kernel":
+                loaded_once.append(value)
+        if at > self.target.smem_bytes:
+            raise op_diagnostic(self.kernel, f"needs {at} bytes of shared memory, but a CTA has {self.target.smem_bytes}",
+                                why="; ".join(f"{v.type} x {s}" for v, (_, s, _) in self.placed.items()), fix="use smaller blocks or fewer buffers")
+        return at
+
+    def _make_tensor_maps(self) -> None:
+        for op in self.all_ops:
+            if isinstance(op, tile.LoadOp):
+                self._tensor_map(op, op.source, op.out.type, op.out.type.shape[0])
+            elif isinstance(op, tile.StoreOp) and space_of(op.tile.type) == "smem":
+                self._tensor_map(op, op.target, op.tile.type, 64)
+
+    def _tensor_map(self, op, tensor, kind, rows) -> None:
+        swizzle = self.placed[op.out if isinstance(op, tile.LoadOp) else op.tile][2]
+        box = [1] * tensor.type.rank
+        box[list(op.dims)[0]] = rows
+        box[list(op.dims)[1]] = swizzle * 8 // warp.bits_of(kind.element_type)
+        key = (tensor, tuple(box), swizzle)
+        if key not in self.maps:
+            if rows > 256:
+                raise op_diagnostic(op, f"moves {rows} rows", why="a TMA box has at most 256 rows (PTX ISA, tensor copies)")
+            self.maps[key] = warp.TensorMapOp(tensor=self.scalars[tensor], box=ir.DenseI64ArrayAttr.get(box), swizzle=_i64(swizzle),
+                                              out=ir.Type.parse("!warp.descriptor"), loc=op.location).out
+        self.maps[op] = self.maps[key]
+
+    def _role(self, name, first, count, active, registers, keep) -> None:
+        role = warp.RoleOp(sym_name=ir.StringAttr.get(name), warps=ir.DenseI64ArrayAttr.get(list(range(first, first + count))),
+                           active=_i64(active), registers=_i64(registers))
+        block = role.body.blocks.append()
+        with ir.InsertionPoint(block):
+            _Role(self, keep).emit_block(self.body, self.scalars)
+
+
+class _Role:
+    """Emits one role's part of the program."""
+
+    def __init__(self, kernel: _Kernel, keep):
+        self.kernel, self.keep = kernel, keep
+        self.fragment_ops = {}
+        if keep is is_compute:
+            for home in dict.fromkeys(kernel.fragments.home.values()):
+                self.fragment_ops[home] = warp.FragmentOp(out=home.type, loc=_location_of(home, kernel.kernel)).out
+
+    def fragment(self, value):
+        return self.fragment_ops[self.kernel.fragments.home[value]]
+
+    def emit_block(self, block, env) -> None:
+        for op in block.operations:
+            if op.operation.name == "scf.for":
+                if any(self.keep(inner) for inner in _walk(op.regions[0].blocks[0])):
+                    self.emit_loop(op, env)
+            elif self.keep(op):
+                self.emit_op(op, env)
+
+    # -- loops
+
+    def emit_loop(self, op, env) -> None:
+        body = op.regions[0].blocks[0]
+        lower, upper, step = (self.scalar(v, env) for v in list(op.operation.operands)[:3])
+        for argument in list(body.arguments)[1:]:
+            if not fragments.is_register(argument):
+                raise op_diagnostic(op, f"carries a {argument.type} from one iteration to the next", why="only register tiles can be carried so far",
+                                    fix="compute it from the loop's index")
+        if self.keep is is_compute:
+            for argument, init in zip(list(body.arguments)[1:], list(op.operation.operands)[3:], strict=True):
+                self.copy(argument, init, op.location)
+        with op.location:
+            count = self._trip_count(lower, upper, step)
+            if any(o.operation.name == "scf.for" for o in body.operations):
+                self._nested_loop(op, count, lower, step, env)
+            else:
+                self._pipelined_loop(op, count, lower, step, env)
+
+    def _trip_count(self, lower, upper, step):
+        if _constant(lower) == 0 and _constant(step) == 1:
+            return upper
+        return arith.CeilDivSIOp(arith.SubIOp(upper, lower).result, step).result
+
+    def _nested_loop(self, op, count, lower, step, env) -> None:
+        if any(slot.stage for slot in body_slots(op)):
+            raise op_diagnostic(op, "pipelines a loop that holds another loop", why="only innermost loops can be pipelined", fix="leave out its stages")
+        loop = scf.ForOp(_index(0), count, _index(1), loc=op.location)
+        with ir.InsertionPoint(loop.body):
+            inner = self._iteration_env(op, loop.induction_variable, lower, step, env)
+            self.emit_block(op.regions[0].blocks[0], inner)
+            self._carry(op, set(range(len(op.operation.results))))
+            scf.YieldOp([])
+
+    def _pipelined_loop(self, op, count, lower, step, env) -> None:
+        slots = body_slots(op, self.keep)
+        first = min(slot.stage for slot in slots)
+        span = max(slot.stage for slot in slots) - first
+
+        def emit(which, k, guard):
+            """The operations of `which` (slot, delay) for step k (a value), those with one guard under one `if`."""
+            for condition, group in guard(which):
+                if condition is None:
+                    self._emit_slots(op, group, k, lower, step, env)
+                    continue
+                branch = scf.IfOp(condition, loc=op.location)
+                with ir.InsertionPoint(branch.then_block):
+                    self._emit_slots(op, group, k, lower, step, env)
+                    scf.YieldOp([])
+
+        delayed = [(slot, slot.stage - first) for slot in slots]
+        for k in range(span):  # prologue: step k has work if there are more than k iterations
+            emit([(s, d) for s, d in delayed if d <= k], _index(k), lambda which, k=k: [(_less(_index(k), count), which)])
+        loop = scf.ForOp(_index(span), count, _index(1), loc=op.location)
+        with ir.InsertionPoint(loop.body):
+            emit(delayed, loop.induction_variable, lambda which: [(None, which)])
+            scf.YieldOp([])
+        for e in range(span):  # epilogue: step count + e, what is delayed by more than e, if its iteration exists
+            k = arith.AddIOp(count, _index(e)).result
+
+            def by_delay(which, e=e):
+                delays = sorted({d for _, d in which})
+                return [(_less(_index(d - e - 1), count), [(s, x) for s, x in which if x == d]) for d in delays]
+
+            emit([(s, d) for s, d in delayed if d > e], k, by_delay)
+
+    def _emit_slots(self, op, slots, k, lower, step, env) -> None:
+        finished = set()
+        yielded = list(list(op.regions[0].blocks[0].operations)[-1].operation.operands)
+        envs = {}
+        for slot, delay in slots:
+            if delay not in envs:
+                t = k if delay == 0 else arith.SubIOp(k, _index(delay)).result
+                envs[delay] = self._iteration_env(op, t, lower, step, env)
+            self.emit_op(slot.op, envs[delay])
+            finished |= {i for i, value in enumerate(yielded) if value.owner == slot.op.operation}
+        self._carry(op, finished)
+
+    def _iteration_env(self, op, t, lower, step, env) -> dict:
+        inner = dict(env)
+        offset = t if _constant(step) == 1 else arith.MulIOp(t, step).result
+        inner[op.regions[0].blocks[0].arguments[0]] = offset if _constant(lower) == 0 else arith.AddIOp(lower, offset).result
+        return inner
+
+    def _carry(self, op, which) -> None:
+        """Copies of yielded values into the fragments that the next iteration reads, where they are not the same."""
+        if self.keep is not is_compute:
+            return
+        body = op.regions[0].blocks[0]
+        yielded = list(body.operations)[-1].operation.operands
+        for i, (argument, value) in enumerate(zip(list(body.arguments)[1:], yielded, strict=True)):
+            if i in which:
+                self.copy(argument, value, op.location)
+
+    def copy(self, target, source, loc) -> None:
+        if not self.kernel.fragments.same(target, source):
+            warp.CopyOp(target=self.fragment(target), source=self.fragment(source), loc=loc)
+
+    # -- scalars
+
+    def scalar(self, value, env):
+        """The warp-level copy of a scalar, computed here if it is not there yet."""
+        if value not in env:
+            owner = value.owner
+            for operand in owner.operands:
+                self.scalar(operand, env)
+            _clone(owner.opview, env)
+        return env[value]
+
+    def scalars(self, values, env) -> list:
+        return [self.scalar(v, env) for v in values]
+
+    # -- operations, one rule each
+
+    def emit_op(self, op, env) -> None:
+        _RULES[type(op)](self, op, env)
+
+    def load(self, op, env) -> None:
+        warp.TmaLoadOp(map=self.kernel.maps[op], buffer=self.kernel.buffers[op.out], state=None, coords=self.scalars(op.coords, env), loc=op.location)
+
+    def mma(self, op, env) -> None:
+        if op.acc is not None:
+            self.copy(op.out, op.acc, op.location)
+        a = self.kernel.buffers[op.a] if space_of(op.a.type) == "smem" else self.fragment(op.a)
+        warp.WgmmaOp(acc=self.fragment(op.out), a=a, b=self.kernel.buffers[op.b], a_state=None, b_state=None, transpose_b=op.transpose_b,
+                     accumulate=ir.BoolAttr.get(op.acc is not None), loc=op.location)
+
+    def map(self, op, env) -> None:
+        for value in op.inputs:
+            if not fragments.is_register(value):
+                raise op_diagnostic(op, f"reads {value.type} element by element", why="maps work on registers")
+        cond = None
+        if op.cond is not None:
+            self.copy(op.out, op.inputs[0], op.location)
+            cond = self.fragment(op.cond) if isinstance(op.cond.type, ir.RankedTensorType) else self.scalar(op.cond, env)
+        source = op.body.blocks[0]
+        for value in _captured(source):
+            self.scalar(value, env)
+        new = warp.MapOp(target=self.fragment(op.out), cond=cond, inputs=[self.fragment(v) for v in op.inputs], loc=op.location)
+        block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
+        inner = dict(env)
+        inner.update(zip(source.arguments, block.arguments, strict=True))
+        with ir.InsertionPoint(block):
+            for body_op in source.operations:
+                _clone(body_op, inner)
+
+    def reduce(self, op, env) -> None:
+        if op.init is not None:
+            self.copy(op.out, op.init, op.location)
+        warp.ReduceOp(target=self.fragment(op.out), source=self.fragment(op.x), kind=op.kind, accumulate=ir.BoolAttr.get(op.init is not None), loc=op.location)
+
+    def splat(self, op, env) -> None:
+        warp.FillOp(target=self.fragment(op.out), value=op.value, loc=op.location)
+
+    def rescale_factor(self, op, env) -> None:
+        new = warp.MapOp(target=self.fragment(op.out), cond=None, inputs=[self.fragment(op.old), self.fragment(op.new)], loc=op.location)
+        f32, index = ir.F32Type.get(), ir.IndexType.get()
+        block = new.body.blocks.append(f32, f32, index, index, arg_locs=[op.location] * 4)
+        with ir.InsertionPoint(block), op.location:
+            old, current = list(block.arguments)[:2]
+            never = arith.CmpFOp(arith.CmpFPredicate.OEQ, old, _f32(float("-inf"))).result
+            scaled = arith.MulFOp(arith.SubFOp(old, current).result, arith.ConstantOp(f32, op.scale_log2).result).result
+            factor = ir.Operation.create("math.exp2", results=[f32], operands=[scaled]).result
+            tile.YieldOp(values=[arith.SelectOp(never, _f32(0.0), factor).result])
+
+    def vote_any(self, op, env) -> None:
+        warp.VoteAnyOp(target=self.fragment(op.out), source=self.fragment(op.x), loc=op.location)
+
+    def to_shared(self, op, env) -> None:
+        warp.StoreSharedOp(buffer=self.kernel.buffers[op.out], source=self.fragment(op.x), loc=op.location)
+
+    def store(self, op, env) -> None:
+        coords = self.scalars(op.coords, env)
+        if space_of(op.tile.type) == "smem":
+            warp.TmaStoreOp(map=self.kernel.maps[op], buffer=self.kernel.buffers[op.tile], coords=coords, row=_i64(list(op.dims)[0]), loc=op.location)
+        else:
+            warp.StoreRowsOp(source=self.fragment(op.tile), target=self.kernel.scalars[op.target], coords=coords, loc=op.location)
+
+
+_RULES = {
+    tile.LoadOp: _Role.load, tile.MmaOp: _Role.mma, tile.MapOp: _Role.map, tile.ReduceOp: _Role.reduce, tile.SplatOp: _Role.splat,
+    tile.RescaleFactorOp: _Role.rescale_factor, tile.VoteAnyOp: _Role.vote_any, tile.ToSharedOp: _Role.to_shared, tile.StoreOp: _Role.store,
+}
+
+
+def is_load(op) -> bool:
+    return isinstance(op, tile.LoadOp)
+
+
+def is_compute(op) -> bool:
+    return type(op) in _RULES and not is_load(op)
+
+
+def _register_budgets(target, warpgroups: int) -> tuple[int, int]:
+    """Registers a thread for (compute, load): the load warpgroup keeps few, the rest is shared; both multiples of the step."""
+    per_warpgroup = target.registers // 128
+    load = 24 if warpgroups < 3 else 32  # what CUTLASS-style producers need; with 3 x 160 + 32 = 512 nothing is left over
+    share = (per_warpgroup - load) // warpgroups // target.register_step * target.register_step
+    return min(share, 240), load
+
+
+def _swizzle(op, kind, target) -> int:
+    width = kind.shape[1] * warp.bits_of(kind.element_type) // 8
+    for swizzle in target.swizzle_bytes:
+        if width % swizzle == 0:
+            return swizzle
+    raise op_diagnostic(op, f"has rows of {width} bytes in shared memory", why="rows are whole swizzle spans, at least 32 bytes",
+                        fix="make the columns a multiple of 16")
+
+
+def _bytes(kind) -> int:
+    return kind.shape[0] * kind.shape[1] * warp.bits_of(kind.element_type) // 8
+
+
+def _walk(block):
+    """All operations of the program's control structure; not those inside the regions of maps."""
+    for op in block.operations:
+        yield op
+        if op.operation.name == "scf.for":
+            yield from _walk(op.regions[0].blocks[0])
+
+
+def _captured(block) -> list:
+    """Values used in a region but defined outside of it."""
+    inside, captured = set(block.arguments), []
+    for op in block.operations:
+        _captured_by(op, inside, captured)
+    return captured
+
+
+def _captured_by(op, inside, captured) -> None:
+    captured.extend(v for v in op.operation.operands if v not in inside and v not in captured)
+    for region in op.operation.regions:
+        for block in region.blocks:
+            inside.update(block.arguments)
+            for inner in block.operations:
+                _captured_by(inner, inside, captured)
+    inside.update(op.operation.results)
+
+
+def _clone(op, env) -> None:
+    """A copy of `op` here, its operands (also those used in nested regions) looked up in `env`, which learns its results."""
+    new = op.operation.clone()
+    _remap(new, env)
+    env.update(zip(op.operation.results, new.results, strict=True))
+
+
+def _remap(operation, env) -> None:
+    for i, value in enumerate(operation.operands):
+        if value in env:
+            operation.operands[i] = env[value]
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _remap(inner.operation, env)
+
+
+def _constant(value):
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != "arith.constant":
+        return None
+    return owner.attributes["value"].value
+
+
+def _index(n: int):
+    return arith.ConstantOp(ir.IndexType.get(), ir.IntegerAttr.get(ir.IndexType.get(), n)).result
+
+
+def _f32(x: float):
+    return arith.ConstantOp(ir.F32Type.get(), ir.FloatAttr.get_f32(x)).result
+
+
+def _less(a, b):
+    return arith.CmpIOp(arith.CmpIPredicate.slt, a, b).result
+
+
+def _i64(n: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), n)
+
+
+def _location_of(value, default):
+    return default.location if isinstance(value.owner, ir.Block) else value.owner.location
