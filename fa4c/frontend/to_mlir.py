@@ -5,10 +5,41 @@ import struct
 from ..ir.expr import FLOATS, canonical, dtypes_of
 
 _MLIR_DTYPES = {"fp16": "f16"}
-_FLOAT_OPS = {"add": "addf", "sub": "subf", "mul": "mulf", "div": "divf", "rem": "remf", "max": "maximumf", "min": "minimumf", "neg": "negf"}
-_INT_OPS = {"add": "addi", "sub": "subi", "mul": "muli", "div": "divsi", "floordiv": "floordivsi", "rem": "remsi", "max": "maxsi", "min": "minsi",
-            "and": "andi", "or": "ori", "xor": "xori"}
-_MATH = {"exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "tanh": "tanh", "erf": "erf", "sqrt": "sqrt", "rsqrt": "rsqrt", "floor": "floor", "pow": "powf"}
+_FLOAT_OPS = {
+    "add": "addf",
+    "sub": "subf",
+    "mul": "mulf",
+    "div": "divf",
+    "rem": "remf",
+    "max": "maximumf",
+    "min": "minimumf",
+    "neg": "negf",
+}
+_INT_OPS = {
+    "add": "addi",
+    "sub": "subi",
+    "mul": "muli",
+    "div": "divsi",
+    "floordiv": "floordivsi",
+    "rem": "remsi",
+    "max": "maxsi",
+    "min": "minsi",
+    "and": "andi",
+    "or": "ori",
+    "xor": "xori",
+}
+_MATH = {
+    "exp": "exp",
+    "exp2": "exp2",
+    "log": "log",
+    "log2": "log2",
+    "tanh": "tanh",
+    "erf": "erf",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "floor": "floor",
+    "pow": "powf",
+}
 _CMPF = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
 _CMPI = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
 _INFINITY = {"f32": 0x7F800000, "f64": 0x7FF0000000000000, "bf16": 0x7F80, "fp16": 0x7C00}
@@ -45,7 +76,9 @@ class _Printer:
         tree = self.tree
         for step in tree["body"]:
             self._step(step)
-        arguments = ",\n".join(f"    {self._ssa(a['name'])}: {_type(a['shape'], a['dtype'])} {{{self._argument_attributes(a)}}}" for a in tree["args"])
+        arguments = ",\n".join(
+            f"    {self._ssa(a['name'])}: {_type(a['shape'], a['dtype'])} {{{self._argument_attributes(a)}}}" for a in tree["args"]
+        )
         results = ",\n        ".join(f"{_type(r['shape'], r['dtype'])} {{{self._tensor_attributes(r)}}}" for r in tree["results"])
         values = ", ".join(self._ssa(r["value"]) for r in tree["results"])
         types = ", ".join(self._value_type(r["value"]) for r in tree["results"])

@@ -10,13 +10,23 @@ from ..ir.expr import ExprBuilder
 _DTYPES = ("bf16", "fp16")
 
 
-def standard(*, causal: bool = False, align: str = "bottom_right", window: tuple[int | None, int | None] | None = None, softcap: float | None = None,
-             scale: float | None = None, dtype: str = "bf16", d: int = 128, dv: int | None = None, layout: str = "bshd") -> dict:
+def standard(
+    *,
+    causal: bool = False,
+    align: str = "bottom_right",
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    dtype: str = "bf16",
+    d: int = 128,
+    dv: int | None = None,
+    layout: str = "bshd",
+) -> dict:
     """softmax(mask(softcap * tanh(scale * q k^T / softcap))) v, each part where asked, and the log-sum-exp.
 
     `window = (left, right)`: inclusive distances, None unlimited; with `causal` the right distance is at most 0. `scale` defaults to
-    1 / sqrt(d). q is (b, m, hq, d), k (b, n, hkv, d), v (b, n, hkv, dv), o (b, m, hq, dv) in `dtype` ("bf16" or "fp16") under layout "bshd", (b, heads,
-    length, d) under "bhsd"; lse is f32 (b, hq, m). Raises `ValueError` for values that no variant has.
+    1 / sqrt(d). q is (b, m, hq, d), k (b, n, hkv, d), v (b, n, hkv, dv), o (b, m, hq, dv) in `dtype` ("bf16" or "fp16") under "bshd",
+    (b, heads, length, d) under "bhsd"; lse is f32 (b, hq, m). Raises `ValueError` for values that no variant has.
     """
     dv = d if dv is None else dv
     _check(align, layout, window, softcap, dtype, d, dv)
@@ -42,9 +52,19 @@ def standard(*, causal: bool = False, align: str = "bottom_right", window: tuple
     p = body.step("cast", [p], dtype=dtype)
     o = body.step("gemm", [p, "v"], transpose_b=False, dtype="f32")
     o = body.step("cast", [o], dtype=dtype)
-    results = [{"name": "o", "value": o, **_tensor(None, dtype, ["b", "hq"], ["m", "dv"], [None, dv])},
-               {"name": "lse", "value": lse, **_tensor(None, "f32", ["b", "hq"], ["m"], [None])}]
-    return {"schema": 1, "name": _name(causal, left, right, softcap), "align": align, "layout": layout, "args": arguments, "body": body.steps, "results": results}
+    results = [
+        {"name": "o", "value": o, **_tensor(None, dtype, ["b", "hq"], ["m", "dv"], [None, dv])},
+        {"name": "lse", "value": lse, **_tensor(None, "f32", ["b", "hq"], ["m"], [None])},
+    ]
+    return {
+        "schema": 1,
+        "name": _name(causal, left, right, softcap),
+        "align": align,
+        "layout": layout,
+        "args": arguments,
+        "body": body.steps,
+        "results": results,
+    }
 
 
 def _check(align, layout, window, softcap, dtype, d, dv) -> None:

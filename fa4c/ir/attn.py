@@ -20,9 +20,14 @@ PROBLEM_SIZES = ("m", "n")
 
 # Scalar operations that a region may hold; `scalar.py` evaluates each, `semantics.py` knows a name for each.
 REGION_OPS = frozenset(
-    [f"arith.{name}" for name in (
-        "constant addf subf mulf divf remf negf maximumf minimumf addi subi muli divsi floordivsi remsi maxsi minsi andi ori xori cmpi cmpf select "
-        "extf truncf sitofp uitofp fptosi index_cast index_castui trunci extsi extui").split()]
+    [
+        f"arith.{name}"
+        for name in (
+            "constant addf subf mulf divf remf negf maximumf minimumf addi subi muli divsi floordivsi remsi maxsi minsi andi ori xori "
+            "cmpi cmpf select "
+            "extf truncf sitofp uitofp fptosi index_cast index_castui trunci extsi extui"
+        ).split()
+    ]
     + [f"math.{name}" for name in "exp exp2 log log2 tanh erf sqrt rsqrt absf absi powf floor".split()]
     + ["scf.if", "scf.yield", "attn.load", "attn.size", "attn.yield"]
 )
@@ -58,16 +63,23 @@ class GemmOp(Operation, name="gemm", traits=[ext.Pure]):
 
     def _check_dtypes(self) -> bool:
         a, b = self.a.type.element_type, self.b.type.element_type
-        return a == b or op_error(self, f"needs one dtype for both operands, but a has {a} and b has {b}",
-                                  why="tensor cores multiply two operands of one dtype", fix=f'cast one of them: "attn.cast"(%x) to {a}')
+        return a == b or op_error(
+            self,
+            f"needs one dtype for both operands, but a has {a} and b has {b}",
+            why="tensor cores multiply two operands of one dtype",
+            fix=f'cast one of them: "attn.cast"(%x) to {a}',
+        )
 
     def _check_shapes(self) -> bool:
         rows, depth_a = _maybe_swapped(_shape(self.a.type), self.transpose_a.value)
         depth_b, columns = _maybe_swapped(_shape(self.b.type), self.transpose_b.value)
         if depth_a != depth_b:
-            return op_error(self, f"needs one contracted size, but a has {_size(depth_a)} and b has {_size(depth_b)}",
-                            why=f"op(a) is {_size(rows)}x{_size(depth_a)} and op(b) is {_size(depth_b)}x{_size(columns)}",
-                            fix="set transpose_a or transpose_b, or give both operands the same size there")
+            return op_error(
+                self,
+                f"needs one contracted size, but a has {_size(depth_a)} and b has {_size(depth_b)}",
+                why=f"op(a) is {_size(rows)}x{_size(depth_a)} and op(b) is {_size(depth_b)}x{_size(columns)}",
+                fix="set transpose_a or transpose_b, or give both operands the same size there",
+            )
         return _check_shape(self, "out", self.out.type, (rows, columns), "its rows are those of op(a), its columns those of op(b)")
 
 
@@ -96,13 +108,15 @@ class MapOp(Operation, name="map", traits=[ext.Pure]):
         for number, kind in enumerate(inputs):
             fits = _shape(kind) == space if kind.rank == rank else _shape(kind)[0] in space
             if not fits:
-                return op_error(self, f"maps over {_shape_text(space)}, but input {number} is {kind}",
-                                why="all two-dimensional inputs have one shape; one-dimensional ones have one of its sizes")
+                return op_error(
+                    self,
+                    f"maps over {_shape_text(space)}, but input {number} is {kind}",
+                    why="all two-dimensional inputs have one shape; one-dimensional ones have one of its sizes",
+                )
         indices = ["b", "h", "i", "j"][: 2 + rank]
         arguments = [(f"element of input {n}", kind.element_type) for n, kind in enumerate(inputs)]
-        return (
-            _check_shape(self, "out", self.out.type, space, "the result has the shape of the inputs")
-            and _check_region(self, self.body, arguments + [(name, _index()) for name in indices], [self.out.type.element_type])
+        return _check_shape(self, "out", self.out.type, space, "the result has the shape of the inputs") and _check_region(
+            self, self.body, arguments + [(name, _index()) for name in indices], [self.out.type.element_type]
         )
 
 
@@ -144,13 +158,16 @@ class SoftmaxOp(Operation, name="softmax", traits=[ext.Pure]):
     lse: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (_check_tensor(self, "scores", self.scores.type, ranks=(2,), dtypes=("f32",))
-                and _check_tensor(self, "p", self.p.type, ranks=(2,), dtypes=("f32",))
-                and _check_tensor(self, "lse", self.lse.type, ranks=(1,), dtypes=("f32",))):
+        if not (
+            _check_tensor(self, "scores", self.scores.type, ranks=(2,), dtypes=("f32",))
+            and _check_tensor(self, "p", self.p.type, ranks=(2,), dtypes=("f32",))
+            and _check_tensor(self, "lse", self.lse.type, ranks=(1,), dtypes=("f32",))
+        ):
             return False
         shape = _shape(self.scores.type)
-        return (_check_shape(self, "p", self.p.type, shape, "there is one probability a score")
-                and _check_shape(self, "lse", self.lse.type, shape[:1], "there is one log-sum-exp a row"))
+        return _check_shape(self, "p", self.p.type, shape, "there is one probability a score") and _check_shape(
+            self, "lse", self.lse.type, shape[:1], "there is one log-sum-exp a row"
+        )
 
 
 class CastOp(Operation, name="cast", traits=[ext.Pure]):
@@ -160,8 +177,11 @@ class CastOp(Operation, name="cast", traits=[ext.Pure]):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        return (_check_tensor(self, "x", self.x.type) and _check_tensor(self, "out", self.out.type)
-                and _check_shape(self, "out", self.out.type, _shape(self.x.type), "a cast changes the dtype only"))
+        return (
+            _check_tensor(self, "x", self.x.type)
+            and _check_tensor(self, "out", self.out.type)
+            and _check_shape(self, "out", self.out.type, _shape(self.x.type), "a cast changes the dtype only")
+        )
 
 
 class ReduceOp(Operation, name="reduce", traits=[ext.Pure]):
@@ -172,8 +192,11 @@ class ReduceOp(Operation, name="reduce", traits=[ext.Pure]):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (_check_choice(self, "kind", REDUCE_KINDS) and _check_tensor(self, "x", self.x.type, ranks=(1, 2), dtypes=("f32",))
-                and _check_tensor(self, "out", self.out.type, ranks=(0, 1), dtypes=("f32",))):
+        if not (
+            _check_choice(self, "kind", REDUCE_KINDS)
+            and _check_tensor(self, "x", self.x.type, ranks=(1, 2), dtypes=("f32",))
+            and _check_tensor(self, "out", self.out.type, ranks=(0, 1), dtypes=("f32",))
+        ):
             return False
         return _check_shape(self, "out", self.out.type, _shape(self.x.type)[:-1], "the last dimension is reduced")
 
@@ -193,17 +216,26 @@ class LoadOp(Operation, name="load", traits=[ext.Pure]):
             return False
         rank, given = self.tensor.type.rank, len(self.indices)
         if given != rank:
-            return op_error(self, f"reads {self.tensor.type} with {given} indices", why=f"it has {rank} dimensions, one index each",
-                            fix="axes named in attn.axes (batch, head) take no index")
+            return op_error(
+                self,
+                f"reads {self.tensor.type} with {given} indices",
+                why=f"it has {rank} dimensions, one index each",
+                fix="axes named in attn.axes (batch, head) take no index",
+            )
         for number, index in enumerate(self.indices):
             if index.type != _index():
                 return op_error(self, f"has index {number} of type {index.type}, but indices are of type index", fix="use arith.index_cast")
         if not isinstance(self.tensor.owner, ir.Block):
-            return op_error(self, "reads a computed tensor", why="only arguments of the function are in memory",
-                            fix='pass the tensor to the "attn.map" as an operand')
+            return op_error(
+                self,
+                "reads a computed tensor",
+                why="only arguments of the function are in memory",
+                fix='pass the tensor to the "attn.map" as an operand',
+            )
         element = self.tensor.type.element_type
-        return self.out.type == element or op_error(self, f"gives {self.out.type}, but the tensor's elements are {element}",
-                                                    fix=f"give the result the type {element}")
+        return self.out.type == element or op_error(
+            self, f"gives {self.out.type}, but the tensor's elements are {element}", fix=f"give the result the type {element}"
+        )
 
 
 class SizeOp(Operation, name="size", traits=[ext.Pure]):
@@ -214,7 +246,8 @@ class SizeOp(Operation, name="size", traits=[ext.Pure]):
 
     def verify_op(self) -> bool:
         return _check_choice(self, "dim", PROBLEM_SIZES) and (
-            self.out.type == _index() or op_error(self, f"gives {self.out.type}, but a size is of type index"))
+            self.out.type == _index() or op_error(self, f"gives {self.out.type}, but a size is of type index")
+        )
 
 
 class YieldOp(Operation, name="yield", traits=[ext.Pure, ir.IsTerminatorTrait]):
@@ -225,17 +258,22 @@ class YieldOp(Operation, name="yield", traits=[ext.Pure, ir.IsTerminatorTrait]):
     def verify_op(self) -> bool:
         parent = self.operation.parent
         return (parent is not None and parent.name in ("attn.map", "attn.mask", "attn.band_mask")) or op_error(
-            self, "stands outside any region of attn.map, attn.mask or attn.band_mask")
+            self, "stands outside any region of attn.map, attn.mask or attn.band_mask"
+        )
 
 
 # -- what the verifiers share --------------------------------------------------------------------------------------------------------------
 
 
 def _verify_mask(op) -> bool:
-    if not (_check_tensor(op, "scores", op.scores.type, ranks=(2,), dtypes=("f32",)) and _check_tensor(op, "out", op.out.type, ranks=(2,), dtypes=("f32",))):
+    if not (
+        _check_tensor(op, "scores", op.scores.type, ranks=(2,), dtypes=("f32",))
+        and _check_tensor(op, "out", op.out.type, ranks=(2,), dtypes=("f32",))
+    ):
         return False
-    return (_check_shape(op, "out", op.out.type, _shape(op.scores.type), "a mask changes values, not shapes")
-            and _check_region(op, op.predicate, [(name, _index()) for name in "bhij"], [ir.IntegerType.get_signless(1)]))
+    return _check_shape(op, "out", op.out.type, _shape(op.scores.type), "a mask changes values, not shapes") and _check_region(
+        op, op.predicate, [(name, _index()) for name in "bhij"], [ir.IntegerType.get_signless(1)]
+    )
 
 
 def _index():
@@ -259,14 +297,22 @@ def _maybe_swapped(pair, swap: bool):
     return (pair[1], pair[0]) if swap else pair
 
 
-def _check_tensor(op, what: str, kind, *, ranks: tuple[int, ...] = (0, 1, 2), dtypes: tuple[str, ...] = ("f32", "f64", "bf16", "f16")) -> bool:
+def _check_tensor(
+    op, what: str, kind, *, ranks: tuple[int, ...] = (0, 1, 2), dtypes: tuple[str, ...] = ("f32", "f64", "bf16", "f16")
+) -> bool:
     if not isinstance(kind, ir.RankedTensorType):
         return op_error(op, f"needs a ranked tensor as {what}, but it is {kind}", fix=f"for example tensor<?x128x{dtypes[0]}>")
     if kind.encoding is not None:
-        return op_error(op, f"has {what} with an encoding, {kind}", why="where a tensor lives is said at the tile level", fix="drop the encoding")
+        return op_error(
+            op, f"has {what} with an encoding, {kind}", why="where a tensor lives is said at the tile level", fix="drop the encoding"
+        )
     if kind.rank not in ranks:
-        return op_error(op, f"has {what} of rank {kind.rank}, {kind}", why=f"it takes rank {' or '.join(map(str, ranks))}: the dimensions of one (batch, head)",
-                        fix="batch and heads are named in attn.axes, not in the type")
+        return op_error(
+            op,
+            f"has {what} of rank {kind.rank}, {kind}",
+            why=f"it takes rank {' or '.join(map(str, ranks))}: the dimensions of one (batch, head)",
+            fix="batch and heads are named in attn.axes, not in the type",
+        )
     if str(kind.element_type) not in dtypes:
         return op_error(op, f"has {what} of dtype {kind.element_type}", why=f"it takes {', '.join(dtypes)}", fix='insert "attn.cast"')
     return True
@@ -274,8 +320,11 @@ def _check_tensor(op, what: str, kind, *, ranks: tuple[int, ...] = (0, 1, 2), dt
 
 def _check_shape(op, what: str, kind, shape, why: str) -> bool:
     return _shape(kind) == tuple(shape) or op_error(
-        op, f"has {what} of shape {_shape_text(_shape(kind))}, but it must be {_shape_text(shape)}", why=why,
-        fix=f"give it the type tensor<{''.join(_size(s) + 'x' for s in shape)}{kind.element_type}>")
+        op,
+        f"has {what} of shape {_shape_text(_shape(kind))}, but it must be {_shape_text(shape)}",
+        why=why,
+        fix=f"give it the type tensor<{''.join(_size(s) + 'x' for s in shape)}{kind.element_type}>",
+    )
 
 
 def _check_choice(op, name: str, choices: tuple[str, ...]) -> bool:
@@ -290,14 +339,20 @@ def _check_region(op, region, arguments, results) -> bool:
     given = [argument.type for argument in block.arguments]
     if given != [kind for _, kind in arguments]:
         wanted = ", ".join(f"{name}: {kind}" for name, kind in arguments)
-        return op_error(op, f"has a region with arguments ({', '.join(map(str, given))})", why=f"it takes ({wanted})",
-                        fix="give the block these arguments in this order")
+        return op_error(
+            op,
+            f"has a region with arguments ({', '.join(map(str, given))})",
+            why=f"it takes ({wanted})",
+            fix="give the block these arguments in this order",
+        )
     operations = list(block.operations)
     if not operations or operations[-1].operation.name != "attn.yield":
         return op_error(op, 'has a region that does not end in "attn.yield"', fix='end it with "attn.yield"(%value)')
     yielded = [value.type for value in operations[-1].operation.operands]
     if yielded != list(results):
-        return op_error(op, f"has a region that yields ({', '.join(map(str, yielded))})", why=f"it must yield ({', '.join(map(str, results))})")
+        return op_error(
+            op, f"has a region that yields ({', '.join(map(str, yielded))})", why=f"it must yield ({', '.join(map(str, results))})"
+        )
     return _check_region_ops(op, block)
 
 
@@ -305,8 +360,12 @@ def _check_region_ops(op, block) -> bool:
     for inner in block.operations:
         name = inner.operation.name
         if name not in REGION_OPS:
-            return op_error(inner, f"cannot stand in a region of '{op.operation.name}'",
-                            why="regions hold scalar arith and math operations, scf.if, attn.load and attn.size", fix=_hint(name))
+            return op_error(
+                inner,
+                f"cannot stand in a region of '{op.operation.name}'",
+                why="regions hold scalar arith and math operations, scf.if, attn.load and attn.size",
+                fix=_hint(name),
+            )
         for region in inner.operation.regions:
             for nested in region.blocks:
                 if not _check_region_ops(op, nested):
@@ -316,6 +375,10 @@ def _check_region_ops(op, block) -> bool:
 
 def _hint(name: str) -> str:
     return {
-        "arith.maxnumf": "use arith.maximumf", "arith.minnumf": "use arith.minimumf", "arith.maxui": "use arith.maxsi",
-        "arith.minui": "use arith.minsi", "arith.divui": "use arith.divsi", "arith.remui": "use arith.remsi",
+        "arith.maxnumf": "use arith.maximumf",
+        "arith.minnumf": "use arith.minimumf",
+        "arith.maxui": "use arith.maxsi",
+        "arith.minui": "use arith.minsi",
+        "arith.divui": "use arith.divsi",
+        "arith.remui": "use arith.remsi",
     }.get(name, "write it with those")

@@ -1,13 +1,12 @@
 """Which dimensions and which axes each value of an attn function has.
 
-Types say sizes only, and `?x?` may be queries by keys or keys by queries. Both facts follow from the arguments: a GEMM's result has the rows'
-dimension of one operand and the columns' of the other; a value varies over an axis if an operand does, or if its region reads the
+Types say sizes only, and `?x?` may be queries by keys or keys by queries. Both facts follow from the arguments: a GEMM's result has the
+rows' dimension of one operand and the columns' of the other; a value varies over an axis if an operand does, or if its region reads the
 batch or head index or a captured tensor with that axis.
 """
 
 from .attn_signature import FunctionFacts
 from .diagnostics import op_diagnostic
-from .mlir import ir
 
 _FUNCTION_LEVEL = ("func.return", "attn.size")
 
@@ -36,8 +35,12 @@ def _gemm(op, operands):
     rows, depth_a = (a[1], a[0]) if op.transpose_a.value else a
     depth_b, columns = (b[1], b[0]) if op.transpose_b.value else b
     if depth_a != depth_b:
-        raise op_diagnostic(op, f"sums over dimension {depth_a} of a but {depth_b} of b", why=f"op(a) is {rows} x {depth_a}, op(b) is {depth_b} x {columns}",
-                            fix="set transpose_a or transpose_b, or correct attn.dims")
+        raise op_diagnostic(
+            op,
+            f"sums over dimension {depth_a} of a but {depth_b} of b",
+            why=f"op(a) is {rows} x {depth_a}, op(b) is {depth_b} x {columns}",
+            fix="set transpose_a or transpose_b, or correct attn.dims",
+        )
     return [(rows, columns)]
 
 
@@ -46,8 +49,11 @@ def _map(op, operands):
     space = next(dims for dims in operands if len(dims) == rank)
     for number, dims in enumerate(operands):
         if (dims != space) if len(dims) == rank else (dims[0] not in space):
-            raise op_diagnostic(op, f"maps over {' x '.join(space)}, but input {number} has {' x '.join(dims)}",
-                                why="a vector is spread over a dimension of the space; matrices have it as it is")
+            raise op_diagnostic(
+                op,
+                f"maps over {' x '.join(space)}, but input {number} has {' x '.join(dims)}",
+                why="a vector is spread over a dimension of the space; matrices have it as it is",
+            )
     return [space]
 
 
@@ -63,8 +69,15 @@ def _same(op, operands):
     return [operands[0]]
 
 
-_RULES = {"attn.gemm": _gemm, "attn.map": _map, "attn.mask": _same, "attn.band_mask": _same, "attn.softmax": _softmax, "attn.cast": _same,
-          "attn.reduce": _reduce}
+_RULES = {
+    "attn.gemm": _gemm,
+    "attn.map": _map,
+    "attn.mask": _same,
+    "attn.band_mask": _same,
+    "attn.softmax": _softmax,
+    "attn.cast": _same,
+    "attn.reduce": _reduce,
+}
 
 
 def _union(axes_lists) -> tuple[str, ...]:
@@ -101,5 +114,9 @@ def _check_results(operation, facts: FunctionFacts, known) -> None:
     for number, (value, result) in enumerate(zip(operation.operands, facts.results, strict=True)):
         dims, axes = known[value]
         if dims != result.dims:
-            raise op_diagnostic(operation, f"returns {' x '.join(dims)} as '{result.name}', which has attn.dims = {list(result.dims)}",
-                                why=f"result {number} must have the dimensions that its operations give it", fix=f"write attn.dims = {list(dims)}")
+            raise op_diagnostic(
+                operation,
+                f"returns {' x '.join(dims)} as '{result.name}', which has attn.dims = {list(result.dims)}",
+                why=f"result {number} must have the dimensions that its operations give it",
+                fix=f"write attn.dims = {list(dims)}",
+            )

@@ -56,7 +56,12 @@ def is_attn_function(op) -> bool:
     if op.operation.name != "func.func":
         return False
     operation = op.operation
-    dictionaries = [entry for which in ("arg_attrs", "res_attrs") if which in operation.attributes for entry in ir.ArrayAttr(operation.attributes[which])]
+    dictionaries = [
+        entry
+        for which in ("arg_attrs", "res_attrs")
+        if which in operation.attributes
+        for entry in ir.ArrayAttr(operation.attributes[which])
+    ]
     names = [name for name in operation.attributes] + [entry.name for d in dictionaries for entry in ir.DictAttr(d)]
     names += [inner.operation.name for block in operation.regions[0].blocks for inner in block.operations]
     return any(name.startswith("attn.") for name in names)
@@ -85,17 +90,26 @@ def function_facts(func_op) -> FunctionFacts:
     op = func_op.operation
     kind = ir.FunctionType(ir.TypeAttr(op.attributes["function_type"]).value)
     if not op.regions[0].blocks or len(op.regions[0].blocks) != 1:
-        raise op_diagnostic(op, f"has {len(op.regions[0].blocks)} blocks", why="an attn function is one straight line of operations", fix="give it one block")
+        raise op_diagnostic(
+            op,
+            f"has {len(op.regions[0].blocks)} blocks",
+            why="an attn function is one straight line of operations",
+            fix="give it one block",
+        )
     _check_known(op, [name for name in op.attributes if name not in _FUNC_OWN_ATTRIBUTES], FUNCTION_ATTRIBUTES, "", op.location)
     arguments = op.regions[0].blocks[0].arguments
     return FunctionFacts(
         name=op.attributes["sym_name"].value,
         align=_choice(op, "attn.align", ALIGNMENTS),
         layout=_choice(op, "attn.layout", LAYOUTS),
-        args=tuple(_tensor_facts(op, f"argument {n}", t, _dictionary(op, "arg_attrs", n), ARGUMENT_ATTRIBUTES, arguments[n].location)
-                   for n, t in enumerate(kind.inputs)),
-        results=tuple(_tensor_facts(op, f"result {n}", t, _dictionary(op, "res_attrs", n), RESULT_ATTRIBUTES, op.location)
-                      for n, t in enumerate(kind.results)),
+        args=tuple(
+            _tensor_facts(op, f"argument {n}", t, _dictionary(op, "arg_attrs", n), ARGUMENT_ATTRIBUTES, arguments[n].location)
+            for n, t in enumerate(kind.inputs)
+        ),
+        results=tuple(
+            _tensor_facts(op, f"result {n}", t, _dictionary(op, "res_attrs", n), RESULT_ATTRIBUTES, op.location)
+            for n, t in enumerate(kind.results)
+        ),
     )
 
 
@@ -108,26 +122,44 @@ def _dictionary(op, which: str, number: int) -> dict:
 def _tensor_facts(op, what: str, kind, attributes: dict, allowed: tuple[str, ...], where) -> TensorFacts:
     _check_known(op, list(attributes), allowed, f" on {what}", where)
     if not isinstance(kind, ir.RankedTensorType) or kind.encoding is not None or str(kind.element_type) not in _DTYPES:
-        raise Diagnostic(f"'func.func' has {what} of type {kind}", where=where, why="it must be a ranked tensor of floats or integers without encoding",
-                         fix="for example tensor<?x128xbf16>")
+        raise Diagnostic(
+            f"'func.func' has {what} of type {kind}",
+            where=where,
+            why="it must be a ranked tensor of floats or integers without encoding",
+            fix="for example tensor<?x128xbf16>",
+        )
     for name in ("attn.name", "attn.axes", "attn.dims"):
         if name not in attributes:
-            raise Diagnostic(f"'func.func' lacks '{name}' on {what}", where=where, why="every argument and result has a name, its axes and its dimensions",
-                             fix=f"add {_EXAMPLES[name]}")
+            raise Diagnostic(
+                f"'func.func' lacks '{name}' on {what}",
+                where=where,
+                why="every argument and result has a name, its axes and its dimensions",
+                fix=f"add {_EXAMPLES[name]}",
+            )
     name = _string(attributes["attn.name"], "attn.name", what, where)
     if not _IDENTIFIER.fullmatch(name):
-        raise Diagnostic(f"'func.func' has attn.name = \"{name}\" on {what}", where=where, why="it must be an identifier", fix="letters, digits and _")
+        raise Diagnostic(
+            f"'func.func' has attn.name = \"{name}\" on {what}", where=where, why="it must be an identifier", fix="letters, digits and _"
+        )
     shape = tuple(None if kind.is_dynamic_dim(k) else kind.get_dim_size(k) for k in range(kind.rank))
     facts = TensorFacts(
-        name, dtype_name(kind.element_type), _strings(attributes["attn.axes"], "attn.axes", what, where),
-        _strings(attributes["attn.dims"], "attn.dims", what, where), shape,
+        name,
+        dtype_name(kind.element_type),
+        _strings(attributes["attn.axes"], "attn.axes", what, where),
+        _strings(attributes["attn.dims"], "attn.dims", what, where),
+        shape,
         _string(attributes["attn.fill"], "attn.fill", what, where) if "attn.fill" in attributes else None,
-        _string(attributes["attn.cu_seqlens"], "attn.cu_seqlens", what, where) if "attn.cu_seqlens" in attributes else None)
+        _string(attributes["attn.cu_seqlens"], "attn.cu_seqlens", what, where) if "attn.cu_seqlens" in attributes else None,
+    )
     _check_axes(facts, what, where)
     _check_dims(facts, what, kind, where)
     if facts.fill is not None and not _FILL.fullmatch(facts.fill):
-        raise Diagnostic(f"'func.func' has attn.fill = \"{facts.fill}\" on {what}", where=where, why='it is "normal", "uniform(lo,hi)", "sorted_ids(n)" or "alibi"',
-                         fix='for example attn.fill = "uniform(0,10)"')
+        raise Diagnostic(
+            f"'func.func' has attn.fill = \"{facts.fill}\" on {what}",
+            where=where,
+            why='it is "normal", "uniform(lo,hi)", "sorted_ids(n)" or "alibi"',
+            fix='for example attn.fill = "uniform(0,10)"',
+        )
     return facts
 
 
@@ -137,8 +169,12 @@ _EXAMPLES = {"attn.name": 'attn.name = "q"', "attn.axes": 'attn.axes = ["b", "hq
 def _check_known(op, names, allowed, suffix: str, where) -> None:
     for name in sorted(set(names) - set(allowed)):
         near = difflib.get_close_matches(name.split(".")[-1], [a.split(".")[-1] for a in allowed], n=1, cutoff=0.3)
-        raise Diagnostic(f"'func.func' has no attribute '{name}'{suffix}", where=where, why=f"declared attributes are: {', '.join(allowed)}",
-                         fix=f"did you mean 'attn.{near[0]}'?" if near else "remove it")
+        raise Diagnostic(
+            f"'func.func' has no attribute '{name}'{suffix}",
+            where=where,
+            why=f"declared attributes are: {', '.join(allowed)}",
+            fix=f"did you mean 'attn.{near[0]}'?" if near else "remove it",
+        )
 
 
 def _choice(op, name: str, choices: tuple[str, ...]) -> str:
@@ -158,29 +194,51 @@ def _string(attribute, name: str, what: str, where) -> str:
 
 def _strings(attribute, name: str, what: str, where) -> tuple[str, ...]:
     if not isinstance(attribute, ir.ArrayAttr) or not all(isinstance(entry, ir.StringAttr) for entry in attribute):
-        raise Diagnostic(f"'func.func' has {name} = {attribute} on {what}", where=where, why="it must be a list of strings", fix=f"add {_EXAMPLES[name]}")
+        raise Diagnostic(
+            f"'func.func' has {name} = {attribute} on {what}", where=where, why="it must be a list of strings", fix=f"add {_EXAMPLES[name]}"
+        )
     return tuple(entry.value for entry in attribute)
 
 
 def _check_axes(facts: TensorFacts, what: str, where) -> None:
     if facts.axes != tuple(a for a in AXES if a in facts.axes) or {"hq", "hkv"} <= set(facts.axes):
-        raise Diagnostic(f"'func.func' has attn.axes = {list(facts.axes)} on {what}", where=where,
-                         why="axes are b, then hq or hkv, each at most once", fix='for example attn.axes = ["b", "hq"]')
+        raise Diagnostic(
+            f"'func.func' has attn.axes = {list(facts.axes)} on {what}",
+            where=where,
+            why="axes are b, then hq or hkv, each at most once",
+            fix='for example attn.axes = ["b", "hq"]',
+        )
 
 
 def _check_dims(facts: TensorFacts, what: str, kind, where) -> None:
     if len(facts.dims) != len(facts.shape):
-        raise Diagnostic(f"'func.func' has {len(facts.dims)} attn.dims on {what}, but its type {kind} has rank {len(facts.shape)}", where=where,
-                         why="each dimension of one (batch, head) has a name", fix="axes (batch, head) are not part of the type")
+        raise Diagnostic(
+            f"'func.func' has {len(facts.dims)} attn.dims on {what}, but its type {kind} has rank {len(facts.shape)}",
+            where=where,
+            why="each dimension of one (batch, head) has a name",
+            fix="axes (batch, head) are not part of the type",
+        )
     for dim, size in zip(facts.dims, facts.shape, strict=True):
         if not _IDENTIFIER.fullmatch(dim) or dim in AXES:
-            raise Diagnostic(f"'func.func' names a dimension '{dim}' on {what}", where=where, why="dimensions are m, n, d, dv or another identifier that is no axis")
+            raise Diagnostic(
+                f"'func.func' names a dimension '{dim}' on {what}",
+                where=where,
+                why="dimensions are m, n, d, dv or another identifier that is no axis",
+            )
         if dim in ("m", "n") and size is not None:
-            raise Diagnostic(f"'func.func' has the static size {size} for dimension {dim} on {what}", where=where,
-                             why="one kernel serves all lengths", fix=f"write ? for {dim} in {kind}")
+            raise Diagnostic(
+                f"'func.func' has the static size {size} for dimension {dim} on {what}",
+                where=where,
+                why="one kernel serves all lengths",
+                fix=f"write ? for {dim} in {kind}",
+            )
         if dim in ("d", "dv") and size is None:
-            raise Diagnostic(f"'func.func' has no size for dimension {dim} on {what}", where=where,
-                             why="head dims are compiled in", fix=f"write the size, for example 128, in {kind}")
+            raise Diagnostic(
+                f"'func.func' has no size for dimension {dim} on {what}",
+                where=where,
+                why="head dims are compiled in",
+                fix=f"write the size, for example 128, in {kind}",
+            )
 
 
 def _check_names(op, facts: FunctionFacts) -> None:
@@ -188,13 +246,19 @@ def _check_names(op, facts: FunctionFacts) -> None:
     sizes: dict[str, tuple[int | None, str]] = {}
     for tensor in (*facts.args, *facts.results):
         if tensor.name in seen:
-            raise op_diagnostic(op, f"has two tensors named '{tensor.name}'", why="names are the keys of inputs and outputs", fix="rename one of them")
+            raise op_diagnostic(
+                op, f"has two tensors named '{tensor.name}'", why="names are the keys of inputs and outputs", fix="rename one of them"
+            )
         seen.add(tensor.name)
         for dim, size in zip(tensor.dims, tensor.shape, strict=True):
             size_before, other = sizes.setdefault(dim, (size, tensor.name))
             if size != size_before:
-                raise op_diagnostic(op, f"has dimension {dim} of size {size or '?'} in '{tensor.name}' but {size_before or '?'} in '{other}'",
-                                    why="one name is one size", fix="give one of them another name")
+                raise op_diagnostic(
+                    op,
+                    f"has dimension {dim} of size {size or '?'} in '{tensor.name}' but {size_before or '?'} in '{other}'",
+                    why="one name is one size",
+                    fix="give one of them another name",
+                )
 
 
 def _check_packing(op, facts: FunctionFacts) -> None:
@@ -203,9 +267,12 @@ def _check_packing(op, facts: FunctionFacts) -> None:
         if tensor.cu_seqlens not in ("m", "n"):
             raise op_diagnostic(op, f"has attn.cu_seqlens = \"{tensor.cu_seqlens}\" on '{tensor.name}'", why='it packs "m" or "n"')
         if tensor.dtype != "i32" or tensor.axes or tensor.dims != ("batch_plus_1",):
-            raise op_diagnostic(op, f"has packed lengths in '{tensor.name}' of dtype {tensor.dtype}, axes {list(tensor.axes)}, dims {list(tensor.dims)}",
-                                why="offsets are one i32 vector for the whole batch",
-                                fix='tensor<?xi32> {attn.axes = [], attn.dims = ["batch_plus_1"], attn.cu_seqlens = "m"}')
+            raise op_diagnostic(
+                op,
+                f"has packed lengths in '{tensor.name}' of dtype {tensor.dtype}, axes {list(tensor.axes)}, dims {list(tensor.dims)}",
+                why="offsets are one i32 vector for the whole batch",
+                fix='tensor<?xi32> {attn.axes = [], attn.dims = ["batch_plus_1"], attn.cu_seqlens = "m"}',
+            )
         if sum(other.cu_seqlens == tensor.cu_seqlens for other in packed) > 1:
             raise op_diagnostic(op, f"packs dimension {tensor.cu_seqlens} twice", fix="keep one attn.cu_seqlens for it")
 

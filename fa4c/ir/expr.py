@@ -4,8 +4,8 @@ A node's operands are numbers of earlier nodes; the last node is the value. Oper
 integer `div` go towards zero, as in C (torch.fmod); comparisons with NaN are false, except `ne`. A constant that JSON cannot hold is a
 string: "inf", "-inf", "nan".
 
-The canonical form, which `canonical` makes and `semantics.from_function` returns: no two equal nodes, no dead ones, each behind its operands in
-the order of a depth-first walk from the value, shorthands (sigmoid, casts without an instruction) written out.
+The canonical form, which `canonical` makes and `semantics.from_function` returns: no two equal nodes, no dead ones, each behind its
+operands in the order of a depth-first walk from the value, shorthands (sigmoid, casts without an instruction) written out.
 """
 
 import struct

@@ -1,8 +1,8 @@
 """Executes an attn function with NumPy: what the text means, to compare everything below with.
 
 Every value is an array [batch, KV head, query head of its group, *dims]; an axis over which it does not vary has size 1, so that NumPy's
-broadcasting does what `attn.axes` says. "float64" mode never rounds; "kernel" mode rounds every value to its type (`scalar.py`), and sums GEMMs
-in f32.
+broadcasting does what `attn.axes` says. "float64" mode never rounds; "kernel" mode rounds every value to its type (`scalar.py`), and sums
+GEMMs in f32.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def run(func_op, inputs: Mapping, dtype: str = scalar.FLOAT64) -> dict[str, np.n
     return {t.name: _from_grouped(t, results[t.name], facts.layout, tuple(packed), sizes) for t in facts.results}
 
 
-# -- arrays in memory order and back ---------------------------------------------------------------------------------------------------------
+# -- arrays in memory order and back -----------------------------------------------------------------------------------------------------
 
 
 def _mlir_dtype(name: str) -> str:
@@ -62,7 +62,11 @@ def _problem_sizes(func_op, facts: FunctionFacts, arrays: dict, packed: tuple[st
     for tensor in facts.args:
         order, shape = memory_order(tensor, facts.layout, packed), arrays[tensor.name].shape
         if len(order) != len(shape):
-            raise op_diagnostic(func_op, f"takes '{tensor.name}' of rank {len(order)}, but was given shape {list(shape)}", why=f"in memory it is ({', '.join(order)})")
+            raise op_diagnostic(
+                func_op,
+                f"takes '{tensor.name}' of rank {len(order)}, but was given shape {list(shape)}",
+                why=f"in memory it is ({', '.join(order)})",
+            )
         static = dict(zip(tensor.dims, tensor.shape, strict=True))
         for name, size in zip(order, shape, strict=True):
             if static.get(name) not in (None, size):
@@ -71,7 +75,9 @@ def _problem_sizes(func_op, facts: FunctionFacts, arrays: dict, packed: tuple[st
                 continue  # a table over positions, not one packed over the batch
             before, other = sizes.setdefault(name, (size, tensor.name))
             if before != size:
-                raise op_diagnostic(func_op, f"was given {name} = {before} in '{other}' but {name} = {size} in '{tensor.name}'", why="one name is one size")
+                raise op_diagnostic(
+                    func_op, f"was given {name} = {before} in '{other}' but {name} = {size} in '{tensor.name}'", why="one name is one size"
+                )
     found = {name: size for name, (size, _) in sizes.items()}
     if "batch_plus_1" in found:
         found["b"] = found["batch_plus_1"] - 1
@@ -81,7 +87,11 @@ def _problem_sizes(func_op, facts: FunctionFacts, arrays: dict, packed: tuple[st
     if found["hkv"] == 0 and found["hq"] == 0:
         return found
     if found["hkv"] == 0 or found["hq"] % found["hkv"]:
-        raise op_diagnostic(func_op, f"was given {found['hq']} query heads and {found['hkv']} KV heads", why="each KV head serves the same number of query heads")
+        raise op_diagnostic(
+            func_op,
+            f"was given {found['hq']} query heads and {found['hkv']} KV heads",
+            why="each KV head serves the same number of query heads",
+        )
     return found
 
 
@@ -115,7 +125,7 @@ def _from_grouped(tensor: TensorFacts, array: np.ndarray, layout: str, packed: t
     return np.ascontiguousarray(array.transpose([names.index(name) for name in order])) if order else array.copy()
 
 
-# -- execution -------------------------------------------------------------------------------------------------------------------------------
+# -- execution ---------------------------------------------------------------------------------------------------------------------------
 
 
 class _Run:
@@ -187,7 +197,11 @@ class _Run:
         head = np.arange(self.sizes["hq"]).reshape(1, self.sizes["hkv"], groups, *[1] * rank)
         positions = []
         for k, (dim, size) in enumerate(zip(dims, shape, strict=True)):
-            shift = self.sizes["n"] - self.sizes["m"] if dim == "m" and self.facts.align == "bottom_right" and {"m", "n"} <= set(self.sizes) else 0
+            shift = (
+                self.sizes["n"] - self.sizes["m"]
+                if dim == "m" and self.facts.align == "bottom_right" and {"m", "n"} <= set(self.sizes)
+                else 0
+            )
             positions.append((np.arange(size) + shift).reshape(1, 1, 1, *[size if axis == k else 1 for axis in range(rank)]))
         return [batch, head, *positions]
 
@@ -243,8 +257,15 @@ class _Run:
         return [np.max(x, axis=-1, initial=-np.inf)]
 
 
-_EXECUTE = {"attn.map": _Run.map, "attn.mask": _Run.mask, "attn.band_mask": _Run.mask, "attn.gemm": _Run.gemm, "attn.softmax": _Run.softmax,
-            "attn.cast": _Run.cast, "attn.reduce": _Run.reduce}
+_EXECUTE = {
+    "attn.map": _Run.map,
+    "attn.mask": _Run.mask,
+    "attn.band_mask": _Run.mask,
+    "attn.gemm": _Run.gemm,
+    "attn.softmax": _Run.softmax,
+    "attn.cast": _Run.cast,
+    "attn.reduce": _Run.reduce,
+}
 
 
 def _spread(array, shape) -> np.ndarray:
@@ -271,7 +292,11 @@ def _run_packed(func_op, facts, known, grouped, sizes, mode, packed: dict[str, s
     offsets = {dim: grouped[name].reshape(-1) for dim, name in packed.items()}
     for dim, values in offsets.items():
         if len(values) < 1 or values[0] != 0 or (np.diff(values) < 0).any() or values[-1] != sizes.get(dim, values[-1]):
-            raise Diagnostic(f"'{packed[dim]}' is {values.tolist()}", where=func_op.location, why=f"offsets rise from 0 to the packed length {sizes.get(dim)}")
+            raise Diagnostic(
+                f"'{packed[dim]}' is {values.tolist()}",
+                where=func_op.location,
+                why=f"offsets rise from 0 to the packed length {sizes.get(dim)}",
+            )
     axes_of = {tensor.name: known[value][1] for tensor, value in zip(facts.results, _return_operands(func_op), strict=True)}
     parts: dict[str, list] = {tensor.name: [] for tensor in facts.results}
     for entry in range(sizes["b"]):
@@ -299,7 +324,14 @@ def _entry(tensor: TensorFacts, array, entry: int, offsets) -> np.ndarray:
 def _join(tensor: TensorFacts, parts: list, value_axes, offsets, sizes) -> np.ndarray:
     packed_dims = [dim for dim in tensor.dims if dim in offsets]
     if not parts:
-        return np.zeros((0 if "b" in tensor.axes and not packed_dims else 1, 1, 1, *[sizes.get(d, s) or 0 for d, s in zip(tensor.dims, tensor.shape, strict=True)]))
+        return np.zeros(
+            (
+                0 if "b" in tensor.axes and not packed_dims else 1,
+                1,
+                1,
+                *[sizes.get(d, s) or 0 for d, s in zip(tensor.dims, tensor.shape, strict=True)],
+            )
+        )
     if "b" not in tensor.axes:
         return sum(parts[1:], parts[0]) if "b" in value_axes else parts[0]
     return np.concatenate(parts, axis=3 + tensor.dims.index(packed_dims[0]) if packed_dims else 0)

@@ -1,8 +1,8 @@
 """Evaluates scalar regions (`arith`, `math`, `scf.if`) over NumPy arrays: one array element is one scalar, shapes broadcast.
 
 Two modes. "float64": every float is a float64, whatever its type says, so that rounding disappears. "kernel": each result is rounded to its
-type, as hardware would: f32 arrays are float32; bf16 and f16 values are float32 arrays that hold only values of that type (an f32 add, multiply,
-divide or square root rounded once more is the correctly rounded one, since 24 >= 2 * 11 + 2).
+type, as hardware would: f32 arrays are float32; bf16 and f16 values are float32 arrays that hold only values of that type (an f32 add,
+multiply, divide or square root rounded once more is the correctly rounded one, since 24 >= 2 * 11 + 2).
 
 Integers are the same in both: index is int64, iN wraps around at N bits, i1 is bool. Division by zero gives 0.
 """
@@ -25,7 +25,7 @@ External = Callable[[object, list], "list | None"]
 
 
 def element_name(kind) -> str:
-    """"f32", "i32", "index", ... of a scalar type, or of the elements of a shaped one."""
+    """ "f32", "i32", "index", ... of a scalar type, or of the elements of a shaped one."""
     return str(kind.element_type if isinstance(kind, ir.ShapedType) else kind)
 
 
@@ -59,7 +59,9 @@ def _round_bf16(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.float32(np.nan), rounded.view(np.float32)).reshape(np.shape(values))
 
 
-def evaluate(block, arguments: list, outer: Mapping | None = None, *, mode: str = FLOAT64, external: External | None = None) -> list[np.ndarray]:
+def evaluate(
+    block, arguments: list, outer: Mapping | None = None, *, mode: str = FLOAT64, external: External | None = None
+) -> list[np.ndarray]:
     """Run a region's block and return what its terminator yields.
 
     `outer` has the values defined outside that the region uses. `external` evaluates operations of other dialects (attn.load, attn.size).
@@ -101,7 +103,9 @@ class _Chained(Mapping):
 
 def _evaluate_if(operation, condition, outer, mode, external) -> list:
     """Both branches for all elements, then a choice: regions are pure, so the branch not taken does no harm."""
-    branches = [evaluate(region.blocks[0], [], outer, mode=mode, external=external) if len(region.blocks) else [] for region in operation.regions]
+    branches = [
+        evaluate(region.blocks[0], [], outer, mode=mode, external=external) if len(region.blocks) else [] for region in operation.regions
+    ]
     return [np.where(condition, yes, no) for yes, no in zip(*branches, strict=True)] if len(operation.results) else []
 
 
@@ -117,7 +121,7 @@ def apply(op, operands: list, mode: str = FLOAT64) -> list[np.ndarray]:
     return [round_to(name, value, mode)]
 
 
-# -- rules: (operation, operand arrays, mode) -> unrounded result ----------------------------------------------------------------------------
+# -- rules: (operation, operand arrays, mode) -> unrounded result ------------------------------------------------------------------------
 
 
 def _plain(function):
@@ -198,7 +202,9 @@ def _float_to_signed(operation, operands, mode):
     name = element_name(operation.results[0].type)
     info = np.iinfo(_INTS[name] if name != "i1" else np.int8)
     value = np.trunc(np.nan_to_num(np.asarray(operands[0], dtype=np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
-    return np.where(value >= float(info.max), info.max, np.clip(value, float(info.min), float(info.max) - 1 if info.bits == 64 else info.max)).astype(np.int64)
+    return np.where(
+        value >= float(info.max), info.max, np.clip(value, float(info.min), float(info.max) - 1 if info.bits == 64 else info.max)
+    ).astype(np.int64)
 
 
 def _sign_extend(operation, operands, mode):
@@ -216,7 +222,9 @@ def _bitcast(operation, operands, mode):
     pairs = {("f32", "i32"): (np.float32, np.int32), ("i32", "f32"): (np.int32, np.float32)}
     key = (element_name(operation.operands[0].type), element_name(operation.results[0].type))
     if key not in pairs:
-        raise op_diagnostic(operation, f"cannot be evaluated from {key[0]} to {key[1]}", why="the interpreter reinterprets f32 and i32 only")
+        raise op_diagnostic(
+            operation, f"cannot be evaluated from {key[0]} to {key[1]}", why="the interpreter reinterprets f32 and i32 only"
+        )
     source, target = pairs[key]
     return np.ascontiguousarray(value.astype(source)).view(target)
 
@@ -253,19 +261,57 @@ _RULES = {
 _RULES |= {
     f"arith.{name}": _plain(function)
     for name, function in {
-        "addf": np.add, "subf": np.subtract, "mulf": np.multiply, "divf": np.divide, "remf": np.fmod, "negf": np.negative,
-        "maximumf": np.maximum, "minimumf": np.minimum, "maxnumf": np.fmax, "minnumf": np.fmin,
-        "addi": np.add, "subi": np.subtract, "muli": np.multiply, "divsi": _divide_to_zero, "floordivsi": _floor_divide,
-        "ceildivsi": _ceil_divide, "remsi": _remainder, "maxsi": np.maximum, "minsi": np.minimum,
-        "andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor, "shli": np.left_shift, "shrsi": np.right_shift,
-        "extf": np.asarray, "truncf": np.asarray, "trunci": np.asarray,
+        "addf": np.add,
+        "subf": np.subtract,
+        "mulf": np.multiply,
+        "divf": np.divide,
+        "remf": np.fmod,
+        "negf": np.negative,
+        "maximumf": np.maximum,
+        "minimumf": np.minimum,
+        "maxnumf": np.fmax,
+        "minnumf": np.fmin,
+        "addi": np.add,
+        "subi": np.subtract,
+        "muli": np.multiply,
+        "divsi": _divide_to_zero,
+        "floordivsi": _floor_divide,
+        "ceildivsi": _ceil_divide,
+        "remsi": _remainder,
+        "maxsi": np.maximum,
+        "minsi": np.minimum,
+        "andi": np.bitwise_and,
+        "ori": np.bitwise_or,
+        "xori": np.bitwise_xor,
+        "shli": np.left_shift,
+        "shrsi": np.right_shift,
+        "extf": np.asarray,
+        "truncf": np.asarray,
+        "trunci": np.asarray,
     }.items()
 }
 _RULES |= {
     f"math.{name}": _plain(function)
     for name, function in {
-        "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log1p": np.log1p, "tanh": np.tanh,
-        "sin": np.sin, "cos": np.cos, "erf": _erf, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "absf": np.abs, "absi": np.abs,
-        "powf": np.power, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "roundeven": np.rint, "fma": lambda a, b, c: a * b + c,
+        "exp": np.exp,
+        "exp2": np.exp2,
+        "expm1": np.expm1,
+        "log": np.log,
+        "log2": np.log2,
+        "log1p": np.log1p,
+        "tanh": np.tanh,
+        "sin": np.sin,
+        "cos": np.cos,
+        "erf": _erf,
+        "sqrt": np.sqrt,
+        "rsqrt": lambda x: 1 / np.sqrt(x),
+        "absf": np.abs,
+        "absi": np.abs,
+        "powf": np.power,
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "trunc": np.trunc,
+        "roundeven": np.rint,
+        "fma": lambda a, b, c: a * b + c,
     }.items()
 }

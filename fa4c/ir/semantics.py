@@ -1,7 +1,8 @@
 """An attn function as the semantics tree of the manifest: plain data that needs no MLIR to be evaluated or hashed.
 
-Values that operations produce are named "%0", "%1", ... in order, so that equal functions give equal trees; arguments keep their `attn.name`. Locations
-and SSA names are not part of the tree. `attn.band_mask` is a mask here: its bounds say nothing that the predicate does not.
+Values that operations produce are named "%0", "%1", ... in order, so that equal functions give equal trees; arguments keep their
+`attn.name`. Locations and SSA names are not part of the tree. `attn.band_mask` is a mask here: its bounds say nothing that the
+predicate does not.
 """
 
 from .attn_signature import FunctionFacts, TensorFacts, dtype_name, function_facts, verify_function
@@ -11,15 +12,42 @@ from .expr import FLOATS, ExprBuilder
 SCHEMA = 1
 
 _BINARY = {
-    "arith.addf": "add", "arith.addi": "add", "arith.subf": "sub", "arith.subi": "sub", "arith.mulf": "mul", "arith.muli": "mul",
-    "arith.divf": "div", "arith.divsi": "div", "arith.floordivsi": "floordiv", "arith.remf": "rem", "arith.remsi": "rem",
-    "arith.maximumf": "max", "arith.maxsi": "max", "arith.minimumf": "min", "arith.minsi": "min", "math.powf": "pow",
-    "arith.andi": "and", "arith.ori": "or", "arith.xori": "xor", "arith.select": "select",
+    "arith.addf": "add",
+    "arith.addi": "add",
+    "arith.subf": "sub",
+    "arith.subi": "sub",
+    "arith.mulf": "mul",
+    "arith.muli": "mul",
+    "arith.divf": "div",
+    "arith.divsi": "div",
+    "arith.floordivsi": "floordiv",
+    "arith.remf": "rem",
+    "arith.remsi": "rem",
+    "arith.maximumf": "max",
+    "arith.maxsi": "max",
+    "arith.minimumf": "min",
+    "arith.minsi": "min",
+    "math.powf": "pow",
+    "arith.andi": "and",
+    "arith.ori": "or",
+    "arith.xori": "xor",
+    "arith.select": "select",
 }
 _UNARY = {"arith.negf": "neg", "math.absf": "abs", "math.absi": "abs"} | {
-    f"math.{name}": name for name in ("exp", "exp2", "log", "log2", "tanh", "erf", "sqrt", "rsqrt", "floor")}
-_CASTS = ("arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.index_cast", "arith.index_castui", "arith.trunci",
-          "arith.extsi", "arith.extui")
+    f"math.{name}": name for name in ("exp", "exp2", "log", "log2", "tanh", "erf", "sqrt", "rsqrt", "floor")
+}
+_CASTS = (
+    "arith.extf",
+    "arith.truncf",
+    "arith.sitofp",
+    "arith.uitofp",
+    "arith.fptosi",
+    "arith.index_cast",
+    "arith.index_castui",
+    "arith.trunci",
+    "arith.extsi",
+    "arith.extui",
+)
 _ARITHMETIC = _BINARY | _UNARY
 _CMPI = ("eq", "ne", "lt", "le", "gt", "ge")
 _CMPF = ("false", "eq", "gt", "ge", "lt", "le", "one", "ord", "ueq", "ugt", "uge", "ult", "ule", "ne", "uno", "true")
@@ -37,17 +65,30 @@ def from_function(func_op) -> dict:
     for op in block.operations:
         operation = op.operation
         if operation.name == "func.return":
-            results = [{"name": t.name, "value": names[value], **_tensor(t)} for value, t in zip(operation.operands, facts.results, strict=True)]
+            results = [
+                {"name": t.name, "value": names[value], **_tensor(t)} for value, t in zip(operation.operands, facts.results, strict=True)
+            ]
         elif operation.name in _STEPS:
             inputs = [names[value] for value in operation.operands]
             for result in operation.results:
                 names[result] = f"%{produced}"
                 produced += 1
-            step = {"op": "mask" if operation.name == "attn.band_mask" else operation.name.removeprefix("attn."), "in": inputs,
-                    "out": [names[result] for result in operation.results]}
+            step = {
+                "op": "mask" if operation.name == "attn.band_mask" else operation.name.removeprefix("attn."),
+                "in": inputs,
+                "out": [names[result] for result in operation.results],
+            }
             body.append(step | _STEPS[operation.name](operation.opview, _Regions(names, tensors)))
         # anything else is a scalar at function level: it appears where a region uses it
-    return {"schema": SCHEMA, "name": facts.name, "align": facts.align, "layout": facts.layout, "args": _arguments(facts), "body": body, "results": results}
+    return {
+        "schema": SCHEMA,
+        "name": facts.name,
+        "align": facts.align,
+        "layout": facts.layout,
+        "args": _arguments(facts),
+        "body": body,
+        "results": results,
+    }
 
 
 def _arguments(facts: FunctionFacts) -> list[dict]:
@@ -121,17 +162,25 @@ def _node(operation, builder: ExprBuilder, operands: list[int]) -> int:
         return builder.op(_ARITHMETIC[name], *operands)
     if name in _CASTS:
         if builder.dtype(operands[0]) == "i1" and name in ("arith.sitofp", "arith.extsi", "arith.index_cast"):
-            raise op_diagnostic(operation, "reads an i1 as signed, so that true is -1", why="a truth value counts as 1 everywhere else",
-                                fix={"arith.sitofp": "use arith.uitofp", "arith.extsi": "use arith.extui"}.get(name, "use arith.index_castui"))
+            raise op_diagnostic(
+                operation,
+                "reads an i1 as signed, so that true is -1",
+                why="a truth value counts as 1 everywhere else",
+                fix={"arith.sitofp": "use arith.uitofp", "arith.extsi": "use arith.extui"}.get(name, "use arith.index_castui"),
+            )
         if dtype == "i1":
             raise op_diagnostic(operation, "makes an i1 by truncation", why="the tree has no bits", fix="compare with arith.cmpi")
         if name in ("arith.extui", "arith.uitofp", "arith.index_castui") and builder.dtype(operands[0]) != "i1":
-            raise op_diagnostic(operation, "reads an integer as unsigned", why="all integers of the tree are signed", fix="use the signed form")
+            raise op_diagnostic(
+                operation, "reads an integer as unsigned", why="all integers of the tree are signed", fix="use the signed form"
+            )
         return builder.cast(operands[0], dtype)
     if name == "arith.cmpi":
         predicate = operation.attributes["predicate"].value
         if predicate >= len(_CMPI):
-            raise op_diagnostic(operation, "compares without sign", why="all integers of the tree are signed", fix="use slt, sle, sgt or sge")
+            raise op_diagnostic(
+                operation, "compares without sign", why="all integers of the tree are signed", fix="use slt, sle, sgt or sge"
+            )
         return builder.op(_CMPI[predicate], *operands)
     if name == "arith.cmpf":
         return _compare_floats(builder, _CMPF[operation.attributes["predicate"].value], *operands)
