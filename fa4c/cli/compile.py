@@ -78,8 +78,9 @@ def compile_file(args: argparse.Namespace, emit: str):
     if args.target is not None:
         targets.get(args.target)  # refused before any work
     changes = pass_flags.overrides(args)
+    resolve("", disabled=args.disable_pass, overrides=changes)  # unknown names are refused before any work
     if args.pass_pipeline is not None:
-        check_overrides_occur(changes, resolve(args.pass_pipeline, overrides=changes))
+        check_overrides_occur(changes, resolve(args.pass_pipeline))
     text = read_text(args.file)
     from ..lowering.compile import compile_text
 

@@ -1,0 +1,34 @@
+"""The pipelines: which passes make a kernel, by target and direction. The compiler on one screen.
+
+Each has a part for every level and one for every step down. A file of the tile level starts at `tile`; `--emit tile` ends there.
+"""
+
+from __future__ import annotations
+
+from ..ir.diagnostics import Diagnostic
+
+PARTS = ("attn", "attn to tile", "tile", "tile to warp", "warp")
+
+SM90A_FORWARD = {
+    "attn": "attn-simplify-mask",
+    "attn to tile": "attn-to-tile",
+    "tile": "tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-lpt-grid",
+    "tile to warp": "warp-specialize",
+    "warp": "warp-insert-barriers,warp-check",
+}
+
+PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD}
+
+
+def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "warp") -> str:
+    """The text of the passes from a module of level `entry` to one of level `emit`, both ends included."""
+    parts = PIPELINES.get((target, direction))
+    if parts is None:
+        known = ", ".join(f"{t} {d}" for t, d in PIPELINES)
+        raise Diagnostic(f"there is no pipeline for {target}, direction {direction}", why=f"there are: {known}",
+                         fix="choose one of them, or write the passes yourself with --pass-pipeline")
+    first, last = PARTS.index(entry), PARTS.index(emit)
+    if first > last:
+        raise Diagnostic(f"a file of the {entry} level cannot be brought to the {emit} level", why="passes go down only",
+                         fix=f"emit {entry} or something below it")
+    return ",".join(parts[name] for name in PARTS[first:last + 1] if parts[name])

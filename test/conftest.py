@@ -1,0 +1,56 @@
+"""What tests share: the command line as a user starts it, and parsing of its diagnostics."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+
+# The contract's form: a place, `error:`, then notes that say why and how to fix it.
+PLACED = re.compile(r"^\S+:\d+:\d+: error: \S.*")
+ANY_ERROR = re.compile(r"^\S+: error: \S.*")
+USAGE = re.compile(r"^fa4c( \w+)?: error: \S.*")  # ours, or argparse's, which names the sub-command
+
+
+class Cli:
+    """Runs `fa4c ...`; whatever happens, a user sees no traceback."""
+
+    def __call__(self, *args, stdin: str | None = None, env: dict | None = None, cwd=None, traceback: bool = False):
+        done = subprocess.run([sys.executable, "-m", "fa4c.cli", *map(str, args)], input=stdin, capture_output=True, text=True, cwd=cwd,
+                              env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, timeout=570)
+        assert traceback or "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def ok(self, *args, **kwargs) -> str:
+        done = self(*args, **kwargs)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def error(self, *args, status: int = 1, placed: bool = False, **kwargs) -> str:
+        """The text on stderr of a command that must fail with `status`, its form checked; stdout must be empty."""
+        done = self(*args, **kwargs)
+        assert done.returncode == status, (done.returncode, done.stdout[-500:], done.stderr[-2000:])
+        assert done.stdout == "", done.stdout
+        form = PLACED if placed else USAGE if status == 2 else ANY_ERROR
+        assert any(form.match(line) for line in done.stderr.splitlines()), done.stderr
+        return done.stderr
+
+
+@pytest.fixture(scope="session")
+def fa4c_cli() -> Cli:
+    return Cli()
+
+
+@pytest.fixture(scope="session")
+def root() -> pathlib.Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def examples() -> pathlib.Path:
+    return EXAMPLES
