@@ -106,7 +106,9 @@ def users_of(packages: set[str], part: str = "") -> list[str]:
     return [dotted(path) for path in sources(part) if {name.split(".")[0] for name in imports_of(path)} & packages]
 
 
-@pytest.mark.parametrize("module", ["fa4c", *MLIR_FREE, "fa4c.frontend.variant", "fa4c.frontend.to_mlir", "fa4c.targets", "fa4c.runtime.cache"])
+@pytest.mark.parametrize("module", [
+    "fa4c", *MLIR_FREE, "fa4c.cli.main", "fa4c.frontend.variant", "fa4c.frontend.to_mlir", "fa4c.targets", "fa4c.runtime.cache",
+])
 def test_these_start_without_mlir(module):
     code = f"import {module}, sys; sys.exit('torch_mlir' in sys.modules or 'cutlass' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
