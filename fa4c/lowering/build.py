@@ -1,0 +1,60 @@
+"""CuTe-DSL source -> PTX and cubin, on a machine with no GPU.
+
+Source: the project's sheet "CuTe DSL as a code generator's target", section 2. The DSL is not thread-safe, and reads the kernel's text through `inspect`, so the
+source goes to a real file in a temporary directory, under one process-wide lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+
+from ..ir.diagnostics import Diagnostic
+
+COMPILE_LOCK = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Binary:
+    ptx: str
+    cubin: bytes
+    dsl_version: str
+
+
+def build(source: str, name: str, arch: str) -> Binary:
+    """Compile an emitted file's `host` for `arch` ("sm_90a"). Raises Diagnostic if cutlass-dsl is missing or refuses the code."""
+    try:
+        with COMPILE_LOCK:
+            import cutlass
+            import cutlass.cute as cute
+            from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+    except ImportError as error:
+        raise Diagnostic("PTX needs nvidia-cutlass-dsl, which cannot be imported", why=str(error),
+                         fix="pip install nvidia-cutlass-dsl (Linux and Windows); all levels up to --emit cute work without it") from error
+    with COMPILE_LOCK, tempfile.TemporaryDirectory(prefix="fa4c-") as folder:
+        path = os.path.join(folder, f"{name}.cute.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(source)
+        module = _import(path, f"_fa4c_{name}")
+        noise = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(noise):
+                compiled = cute.compile(module.host, *module.fake_args(make_fake_compact_tensor, make_fake_stream),
+                                        options=f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}")
+        finally:
+            sys.modules.pop(module.__name__, None)
+        return Binary(compiled.__ptx__, compiled.__cubin__, cutlass.__version__)
+
+
+def _import(path: str, name: str):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,195 @@
+"""The parameters of a kernel, in order: as Python annotations, as fake arguments for compiling, as entries of the manifest.
+
+ABI (the project's sheet "CuTe DSL as a code generator's target", section 4): a TMA descriptor is one 128-byte `GridConstant[TensorMap]`, an address an `Int64`,
+sizes `Int32`, strides `Int64` in elements. What the kernel does not use it does not take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ir import tile, warp
+from ..ir.diagnostics import Diagnostic, op_diagnostic
+from ..ir.mlir import ir
+from .index_expr import index_expression
+from .scalar_source import MANIFEST_DTYPES, dsl_type
+from .source_text import Lines
+
+
+@dataclass
+class Parameter:
+    key: tuple  # what the emitter looks it up by
+    name: str
+    annotation: str
+    comment: str
+    manifest: dict
+    aliases: list = field(default_factory=list)  # other keys that mean the same number
+
+
+def host_and_kernel(module: ir.Module):
+    """The module's tile.host and the one warp.kernel that it launches. Raises Diagnostic where they do not fit together."""
+    hosts = [op for op in module.body.operations if isinstance(op, tile.HostOp)]
+    kernels = [op for op in module.body.operations if isinstance(op, warp.KernelOp)]
+    if len(hosts) != 1 or len(kernels) != 1:
+        raise Diagnostic(f"the module has {len(hosts)} tile.host and {len(kernels)} warp.kernel operations", where=module.operation.location,
+                         why="one host function launches one kernel so far", fix="bring every tile.kernel to the warp level first: warp-specialize")
+    launch = launch_of(hosts[0])
+    kernel = kernels[0]
+    if launch.kernel.value != kernel.sym_name.value:
+        raise op_diagnostic(launch, f"launches @{launch.kernel.value}, but the kernel is @{kernel.sym_name.value}", why="no such kernel is in the module")
+    given = [v.type for v in [*launch.tensors, *launch.scalars]]
+    taken = [a.type for a in kernel.body.blocks[0].arguments]
+    if given != taken:
+        raise op_diagnostic(launch, f"passes {len(given)} arguments of other types than the {len(taken)} that @{kernel.sym_name.value} takes",
+                            why="tensors come first, then scalars, types equal")
+    return hosts[0], kernel
+
+
+def launch_of(host):
+    launches = [op for op in host.body.blocks[0].operations if isinstance(op, tile.LaunchOp)]
+    if len(launches) != 1:
+        raise op_diagnostic(host, f"has {len(launches)} launches", why="one launch is lowered so far")
+    return launches[0]
+
+
+def entries_of(host, kernel) -> dict:
+    """kernel argument -> (name, dims) of the host's tensor that is passed for it."""
+    launch = launch_of(host)
+    described = dict(zip(host.body.blocks[0].arguments, tensor_entries(host), strict=True))
+    return {argument: described[value] for argument, value in zip(kernel.body.blocks[0].arguments, launch.tensors, strict=False)}
+
+
+def tensor_entries(host) -> list[dict]:
+    """The entries of `tensors` as Python dictionaries."""
+    return [_plain(entry) for entry in host.tensors]
+
+
+def _plain(attribute):
+    if isinstance(attribute, ir.DictAttr):
+        return {entry.name: _plain(entry.attr) for entry in attribute}
+    if isinstance(attribute, ir.ArrayAttr):
+        return [_plain(entry) for entry in attribute]
+    return attribute.value
+
+
+def of_kernel(host, kernel) -> list[Parameter]:
+    """Descriptors, addresses, strides, sizes, launch scalars: those in use."""
+    entries = entries_of(host, kernel)
+    descriptors, pointers, strides, sizes = [], [], [], {}
+    for op in _walk(kernel.body.blocks[0]):
+        if isinstance(op, warp.TensorMapOp):
+            descriptors.append(_descriptor(op, entries[op.tensor]))
+        elif isinstance(op, tile.DimOp):
+            _add_size(sizes, op.tensor, op.axis.value, entries)
+        elif isinstance(op, (tile.LoadElementOp, warp.StoreRowsOp)):
+            tensor = op.source if isinstance(op, tile.LoadElementOp) else op.target
+            axes = range(tensor.type.rank) if isinstance(op, tile.LoadElementOp) else [tensor.type.rank - 1]
+            for axis in axes:
+                _add_size(sizes, tensor, axis, entries)
+            if tensor not in [p.key[1] for p in pointers]:
+                pointers.append(_pointer(tensor, entries[tensor]))
+                strides += [_stride(tensor, axis, entries[tensor]) for axis in range(tensor.type.rank)]
+    launch = launch_of(host)
+    arguments = list(kernel.body.blocks[0].arguments)[len(launch.tensors):]
+    scalars = [Parameter(("scalar", a), f"arg{n}", "Int32", "computed on the host", {"kind": "scalar", "dtype": "i32", "value": index_expression(v, host)})
+               for n, (a, v) in enumerate(zip(arguments, launch.scalars, strict=True))]
+    merged: dict[tuple, Parameter] = {}
+    for p in [*descriptors, *pointers, *strides]:
+        merged.setdefault(p.key, p)
+    return [*merged.values(), *sizes.values(), *scalars]
+
+
+def lookup(parameters: list[Parameter]) -> dict:
+    """key -> name, for all keys of each parameter."""
+    table = {}
+    for p in parameters:
+        for key in (p.key, *p.aliases):
+            table[key] = p.name
+    return table
+
+
+def _add_size(sizes, tensor, axis, entries) -> None:
+    if not tensor.type.is_dynamic_dim(axis):
+        return
+    symbol, key = entries[tensor]["dims"][axis], ("dim", tensor, axis)
+    if symbol in sizes:
+        sizes[symbol].aliases.append(key)
+    else:
+        sizes[symbol] = Parameter(key, symbol, "Int32", "size", {"kind": "scalar", "dtype": "i32", "value": symbol})
+
+
+def _descriptor(op, entry) -> Parameter:
+    box = [size for size in op.box]
+    dims = list(reversed(entry["dims"]))
+    manifest = {"kind": "tensor_map", "tensor": entry["name"], "dtype": MANIFEST_DTYPES[str(op.tensor.type.element_type)],
+                "dims": [{"dim": d} for d in dims], "box": box[::-1], "swizzle": op.swizzle.value}
+    return Parameter(("tensor_map", op.out), f"desc_{entry['name']}", "cutlass.GridConstant[cuda.TensorMap]",
+                     f"{entry['name']} ({', '.join(dims)}), boxes of {tuple(box[::-1])}, swizzle {op.swizzle.value} bytes", manifest)
+
+
+def _pointer(tensor, entry) -> Parameter:
+    return Parameter(("pointer", tensor), f"ptr_{entry['name']}", "Int64", "address" + (", 0 if absent" if entry.get("optional") else ""),
+                     {"kind": "pointer", "tensor": entry["name"]})
+
+
+def _stride(tensor, axis, entry) -> Parameter:
+    dim = entry["dims"][axis]
+    return Parameter(("stride", tensor, axis), f"stride_{entry['name']}_{dim}", "Int64", "elements", {"kind": "stride", "tensor": entry["name"], "dim": dim})
+
+
+def launch_registers(threads: int, registers: int = 65536) -> int:
+    """Registers a thread has at launch when one CTA fills the SM: what setmaxnreg starts from."""
+    return min(255, registers // threads // 8 * 8)
+
+
+def host_source(host, kernel, parameters: list[Parameter]) -> str:
+    """The `host` function and `fake_args`, which make the file compile on its own, without a GPU."""
+    out = Lines()
+    maps = [p for p in parameters if p.manifest["kind"] == "tensor_map"]
+    others = [p for p in parameters if p.manifest["kind"] != "tensor_map"]
+    name = kernel.sym_name.value
+    out("@cute.jit")
+    out("def host(")
+    for p in maps:
+        out(f"    {p.name}: cute.Tensor,")
+    for p in others:
+        out(f"    {p.name}: {p.annotation},")
+    out("    grid_x: Int32, grid_y: Int32, grid_z: Int32, stream: cudadrv.CUstream,")
+    out("):")
+    out.indent = 1
+    for p in maps:
+        box, rank = p.manifest["box"][::-1], len(p.manifest["box"])
+        out(f"{p.name} = cuda.create_tensor_map_tiled_from_view({p.name}, box_dims={tuple(box)}, swizzle=cuda.TensorMapSwizzle.s{p.manifest['swizzle']}b, "
+            f"stride_order={tuple(range(rank))[::-1]})")
+    out(f'{name}.set_name_prefix("{name}", keep_mangled_name=False, remove_cutlass_symbol=True)')
+    out(f"{name}({', '.join(p.name for p in parameters)}).launch(")
+    out(f"    grid=(grid_x, grid_y, grid_z), block=({kernel.threads.value}, 1, 1), smem={kernel.smem_bytes.value}, stream=stream, min_blocks_per_mp=1)")
+    out.indent = 0
+    out()
+    out()
+    out("def fake_args(make_fake_compact_tensor, make_fake_stream):")
+    out.indent = 1
+    out('"""Arguments of `host` with symbolic shapes, for cute.compile on a machine without a GPU."""')
+    out("def tensor(dtype, rank):")
+    out("    return make_fake_compact_tensor(dtype, tuple(cute.sym_int(divisibility=8) for _ in range(rank)), stride_order=tuple(range(rank))[::-1], assumed_align=16)")
+    out()
+    out("return (")
+    types = {"bf16": "BFloat16", "fp16": "Float16", "f32": "Float32"}
+    for p in maps:
+        out(f"    tensor({types[p.manifest['dtype']]}, {len(p.manifest['box'])}),")
+    for p in others:
+        out(f"    {p.annotation}(1),")
+    out("    Int32(1), Int32(1), Int32(1), make_fake_stream(),")
+    out(")")
+    return out.text()
+
+
+def _walk(block):
+    for op in block.operations:
+        yield op
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                yield from _walk(inner)
+
+
+__all__ = ["Parameter", "dsl_type", "entries_of", "host_and_kernel", "host_source", "launch_of", "launch_registers", "lookup", "of_kernel", "tensor_entries"]

@@ -1,0 +1,83 @@
+"""Imports and helper functions of an emitted file; a helper is written only if the kernel calls it."""
+
+import re
+
+IMPORTS = [
+    "import cuda.bindings.driver as cudadrv",
+    "import cutlass",
+    "import cutlass.cute as cute",
+    "import cutlass.experimental.cuda as cuda",
+    "from cutlass import BFloat16, Boolean, Float16, Float32, Int8, Int32, Int64, range_constexpr, select_",
+    "from cutlass.cute.nvgpu import OperandMajorMode, warpgroup",
+    "from cutlass.experimental import primitives as prims",
+]
+
+_HELPERS = {
+    "select": '''
+def select(kind, condition, a, b):
+    """condition ? a : b without a branch; a plain Python condition is decided while tracing."""
+    if isinstance(condition, bool):
+        return kind(a) if condition else kind(b)
+    return kind(select_(condition, kind(a), kind(b)))
+''',
+    "truncated_div": '''
+def truncated_div(a, b):
+    """a / b rounded towards zero, for b > 0; DSL and Python division round down."""
+    if isinstance(a, int) and isinstance(b, int):
+        return -(-a // b) if a < 0 else a // b
+    return select(Int32, a < 0, -(-a // b), a // b)
+''',
+    "quad_max": '''
+def quad_max(x):
+    """The maximum over the 4 lanes that share a row."""
+    x = cute.arch.fmax(x, cute.arch.shuffle_sync_bfly(x, 1))
+    return cute.arch.fmax(x, cute.arch.shuffle_sync_bfly(x, 2))
+''',
+    "quad_sum": '''
+def quad_sum(x):
+    """The sum over the 4 lanes that share a row."""
+    x = x + cute.arch.shuffle_sync_bfly(x, 1)
+    return x + cute.arch.shuffle_sync_bfly(x, 2)
+''',
+    "exp2_emulated": '''
+def exp2_emulated(x):
+    """2**x on the FMA units: x = n + f, f in [-0.5, 0.5] by rounding, a polynomial in f, n added to the exponent."""
+    x = cute.arch.fmax(x, Float32(-126.0))
+    shifted = x + 12582912.0  # 1.5 * 2**23: the low mantissa bits hold n
+    f = x - (shifted - 12582912.0)
+    p = f * 0.009618129 + 0.05550411
+    p = p * f + 0.2402265
+    p = p * f + 0.6931472
+    p = p * f + 1.0
+    return (p.bitcast(Int32) + (shifted.bitcast(Int32) << 23)).bitcast(Float32)
+''',
+    "read_element": '''
+def read_element(kind, address: Int64, axes):
+    """Element of a tensor in global memory, 0 out of bounds; `axes`: (coordinate, size, stride in elements) each.
+
+    The address is clamped into the tensor, so that the load needs no branch.
+    """
+    inside, offset = True, Int64(0)
+    for coordinate, size, stride in axes:
+        coordinate = Int32(coordinate)
+        inside = (coordinate >= 0) & (coordinate < size) & inside
+        offset = offset + Int64(cutlass.max(0, cutlass.min(coordinate, Int32(size) - 1))) * stride
+    pointer = cute.make_ptr(kind, address + offset * (kind.width // 8), cute.AddressSpace.gmem, assumed_align=kind.width // 8)
+    value = cute.make_tensor(pointer, cute.make_layout(1))[0]
+    return select(kind, inside, value, 0) if axes else value
+''',
+    "write_element": '''
+def write_element(kind, address: Int64, offset, value):
+    """tensor[offset in elements] = value."""
+    pointer = cute.make_ptr(kind, address + offset * (kind.width // 8), cute.AddressSpace.gmem, assumed_align=kind.width // 8)
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = value
+''',
+}
+_NEEDS = {"truncated_div": ["select"], "read_element": ["select"]}
+
+
+def prelude_for(body: str) -> list[str]:
+    """The lines of the helpers that `body` calls, and of those that they call."""
+    wanted = {name for name in _HELPERS if re.search(rf"\b{name}\(", body)}
+    wanted |= {need for name in wanted for need in _NEEDS.get(name, [])}
+    return [line for name, text in _HELPERS.items() if name in wanted for line in ["", *text.strip("\n").split("\n"), ""]]

@@ -1,0 +1,332 @@
+"""Pipelines, barriers, fences and waits, from what the roles read and write.
+
+- A buffer that one role fills by TMA and another reads gets a pipeline: full mbarriers that count bytes and, if slots are reused, empty ones that
+  count reading warps. Loads acquire, arm and advance; readers wait before the first read of a slot and release it once the last MMA that reads
+  it has completed.
+- An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or leaves the
+  loop waits for it, and for no more than that (`pending`).
+- Shared memory written by threads and read by a TMA store gets the proxy fence and a barrier of the warpgroup; a buffer that lies over
+  another one gets a barrier of all readers first.
+
+Before:  role load { tma_load K }                         role compute { wgmma S, Q, K;  map S }
+After:   role load { acquire; elect { arm; tma_load K }; advance }
+         role compute { wait; fence; wgmma; commit;  wgmma_wait; release; advance;  map S }
+
+Run after warp-specialize (and warp-ping-pong). Source: PTX ISA, asynchronous copies, mbarrier, wgmma.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ir import warp
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import space_of
+from .registry import register_pass
+
+_CONTROL = ("scf.for", "scf.if")
+
+
+@register_pass("warp-insert-barriers")
+def warp_insert_barriers(module: ir.Module) -> None:
+    for op in module.body.operations:
+        if isinstance(op, warp.KernelOp):
+            _Kernel(op).run()
+
+
+@dataclass
+class _Ring:
+    """A buffer filled by TMA, its pipeline, and whether its slots are used more than once."""
+
+    buffer: object
+    reused: bool
+    pipe: object = None
+
+
+class _Kernel:
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.top = kernel.body.blocks[0]
+        self.roles = [op for op in self.top.operations if isinstance(op, warp.RoleOp)]
+        self.buffers = [op for op in self.top.operations if isinstance(op, warp.BufferOp)]
+        self.free_ids = sorted(set(range(1, 16)) - _used_ids(self.roles))
+
+    def run(self) -> None:
+        rings = self._find_rings()
+        readers = {role: {b for op in _walk(role.body.blocks[0]) for b in _buffers_read(op)} for role in self.roles}
+        self._make_pipelines(rings, readers)
+        for role in self.roles:
+            _Producer(role, rings).run()
+            _Consumer(self, role, {b: r for b, r in rings.items() if b in readers[role]}).run()
+
+    def take_ids(self, op, count: int) -> int:
+        """The first of `count` neighbouring named barriers that nothing uses."""
+        for first in self.free_ids:
+            if all(first + i in self.free_ids for i in range(count)):
+                self.free_ids = [i for i in self.free_ids if not first <= i < first + count]
+                return first
+        raise op_diagnostic(op, f"needs {count} more named barriers", why="a CTA has 15 beside the one of all threads")
+
+    def _find_rings(self) -> dict:
+        rings = {}
+        for role in self.roles:
+            for op in _walk(role.body.blocks[0]):
+                if isinstance(op, warp.TmaLoadOp):
+                    inside = op.operation.parent.name != "warp.role"
+                    if op.buffer in rings or inside:
+                        rings[op.buffer] = _Ring(op.buffer, reused=True)
+                    else:
+                        rings[op.buffer] = _Ring(op.buffer, reused=False)
+        return rings
+
+    def _make_pipelines(self, rings, readers) -> None:
+        at = 0
+        room = min(b.offset.value for b in self.buffers) if self.buffers else 0
+        with ir.InsertionPoint(self.roles[0]):
+            for ring in rings.values():
+                warps = sum(role.active.value for role in self.roles if ring.buffer in readers[role])
+                if not warps:
+                    raise op_diagnostic(ring.buffer.owner.opview, "is loaded but never read", fix="remove the load")
+                stages, rows, columns = ring.buffer.type.shape
+                ring.pipe = warp.PipelineOp(stages=_i64(stages), offset=_i64(at), tx_bytes=_i64(rows * columns * warp.bits_of(ring.buffer.type.element_type) // 8),
+                                            arrivals=_i64(warps if ring.reused else 0), out=ir.Type.parse("!warp.pipe"), loc=ring.buffer.owner.location).out
+                at += 8 * stages * (2 if ring.reused else 1)
+            if at > room:
+                raise op_diagnostic(self.kernel, f"needs {at} bytes of mbarriers, but buffers start at byte {room}")
+            warp.InitBarriersOp(pipes=[ring.pipe for ring in rings.values()], loc=self.kernel.location)
+
+
+class _Producer:
+    """acquire, arm, load, advance around every TMA load of a role."""
+
+    def __init__(self, role, rings):
+        self.role, self.rings, self.states = role, rings, {}
+
+    def run(self) -> None:
+        loads = [op for op in _walk(self.role.body.blocks[0]) if isinstance(op, warp.TmaLoadOp)]
+        with ir.InsertionPoint.at_block_begin(self.role.body.blocks[0]):
+            for op in loads:
+                if op.buffer not in self.states:
+                    self.states[op.buffer] = warp.StateOp(pipe=self.rings[op.buffer].pipe, phase=_i64(1), out=_place(), loc=op.location).out
+        for op in loads:
+            self._guard(op)
+
+    def _guard(self, op) -> None:
+        state, ring = self.states[op.buffer], self.rings[op.buffer]
+        with ir.InsertionPoint(op), op.location:
+            if ring.reused:
+                warp.AcquireOp(state=state)
+            elect = warp.ElectOp(scope=ir.StringAttr.get("warp"))
+            with ir.InsertionPoint(elect.body.blocks.append()):
+                warp.ArmOp(state=state)
+                warp.TmaLoadOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords))
+            if ring.reused:
+                warp.AdvanceOp(state=state)
+        op.operation.erase()
+
+
+@dataclass
+class _Group:
+    """MMAs in flight: the fragments they touch, and the rings whose slot they are the last to read."""
+
+    writes: set
+    reads: set
+    releases: list = field(default_factory=list)
+
+
+class _Consumer:
+    """Waits, fences and releases of a role that computes."""
+
+    def __init__(self, kernel: _Kernel, role, rings):
+        self.kernel, self.role, self.rings = kernel, role, rings
+        self.states, self.waited, self.in_flight = {}, set(), []
+        self.written = set()  # buffers that this role's threads wrote
+
+    def run(self) -> None:
+        block = self.role.body.blocks[0]
+        operations = list(block.operations)
+        with ir.InsertionPoint.at_block_begin(block):
+            for buffer, ring in self.rings.items():
+                self.states[buffer] = warp.StateOp(pipe=ring.pipe, phase=_i64(0), out=_place(), loc=self.role.location).out
+        for op in operations:
+            self._wait_for_single_loads(op)
+            self._visit(op)
+        with ir.InsertionPoint(block):
+            self._retire(len(self.in_flight), self.role.location)
+
+    def _wait_for_single_loads(self, op) -> None:
+        """Before the top-level operation in which a buffer that is loaded once is first read, so that the wait dominates all reads."""
+        for inner in [op, *_walk_op(op)]:
+            for buffer in _buffers_read(inner):
+                if buffer in self.rings and not self.rings[buffer].reused and buffer not in self.waited:
+                    self.waited.add(buffer)
+                    with ir.InsertionPoint(op):
+                        warp.WaitOp(state=self.states[buffer], loc=inner.location)
+
+    def _visit_block(self, block) -> None:
+        for op in list(block.operations):
+            if op.operation.name == "scf.yield":
+                with ir.InsertionPoint(op):
+                    self._retire(len(self.in_flight), op.location)
+            else:
+                self._visit(op)
+
+    def _visit(self, op) -> None:
+        name = op.operation.name
+        if name in _CONTROL:
+            with ir.InsertionPoint(op):
+                self._retire(len(self.in_flight), op.location)
+            for region in op.operation.regions:
+                for block in region.blocks:
+                    self._visit_block(block)
+        elif isinstance(op, warp.WgmmaOp):
+            self._wgmma(op)
+        elif isinstance(op, warp.StoreSharedOp):
+            self._touch(op, reads={op.source}, writes=set())
+            self._store_shared(op)
+        elif isinstance(op, warp.TmaStoreOp):
+            self._tma_store(op)
+        else:
+            self._touch(op, *_fragments_touched(op))
+
+    def _wgmma(self, op) -> None:
+        buffers = _buffers_read(op)
+        a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
+        self._conflict(op, lambda g: bool(g.writes & a_fragment or op.acc in g.reads))
+        before = _previous(op)
+        with ir.InsertionPoint(before if isinstance(before, warp.TurnTakeOp) else op):
+            for buffer in buffers:
+                if buffer in self.rings and buffer not in self.waited:
+                    self.waited.add(buffer)
+                    warp.WaitOp(state=self.states[buffer], loc=op.location)
+        last = [b for b in buffers if b in self.rings and self.rings[b].reused and not _read_later(op, b)]
+        with ir.InsertionPoint(op), op.location:
+            warp.WgmmaFenceOp()
+            warp.WgmmaOp(acc=op.acc, a=op.a, b=op.b, a_state=None if a_fragment else self.states[op.a], b_state=self.states[op.b],
+                         transpose_b=op.transpose_b, accumulate=op.accumulate)
+            warp.WgmmaCommitOp()
+        self.in_flight.append(_Group({op.acc}, a_fragment, last))
+        op.operation.erase()
+
+    def _touch(self, op, reads: set, writes: set) -> None:
+        self._conflict(op, lambda g: bool(g.writes & (reads | writes) or g.reads & writes))
+
+    def _conflict(self, op, conflicts) -> None:
+        last = max((n for n, group in enumerate(self.in_flight) if conflicts(group)), default=-1)
+        with ir.InsertionPoint(op):
+            self._retire(last + 1, op.location)
+
+    def _retire(self, count: int, loc) -> None:
+        """Wait here until the oldest `count` groups are complete, and release what they were the last to read."""
+        if not count:
+            return
+        done, self.in_flight = self.in_flight[:count], self.in_flight[count:]
+        warp.WgmmaWaitOp(pending=_i64(len(self.in_flight)), loc=loc)
+        for group in done:
+            for buffer in group.releases:
+                warp.ReleaseOp(state=self.states[buffer], loc=loc)
+                warp.AdvanceOp(state=self.states[buffer], loc=loc)
+                self.waited.discard(buffer)
+
+    def _store_shared(self, op) -> None:
+        self.written.add(op.buffer)
+        if any(_overlap(op.buffer, other) for other in self.rings):
+            with ir.InsertionPoint(op), op.location:
+                self._retire(len(self.in_flight), op.location)
+                warp.BarrierOp(id=_i64(self.kernel.take_ids(op, 1)), scope=ir.StringAttr.get("role"))
+
+    def _tma_store(self, op) -> None:
+        if op.buffer not in self.written:
+            raise op_diagnostic(op, "stores a buffer that its role did not write", why="the order of two asynchronous copies is not known here",
+                                fix="read the tile into registers and write it back")
+        with ir.InsertionPoint(op), op.location:
+            warp.FenceAsyncOp()
+            warp.BarrierOp(id=_i64(self.kernel.take_ids(op, self.role.active.value // 4)), scope=ir.StringAttr.get("warpgroup"))
+            elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"))
+            with ir.InsertionPoint(elect.body.blocks.append()):
+                warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row)
+                warp.StoreCommitOp()
+                warp.StoreWaitOp(pending=_i64(0))
+        op.operation.erase()
+
+
+def _fragments_touched(op) -> tuple[set, set]:
+    """(fragments read, fragments written) by an operation on registers."""
+    if isinstance(op, warp.MapOp):
+        read = set(op.inputs) | ({op.cond} if op.cond is not None and space_of(op.cond.type) == "reg" else set())
+        return read, {op.target}
+    if isinstance(op, (warp.ReduceOp, warp.VoteAnyOp, warp.CopyOp)):
+        return {op.source}, {op.target}
+    if isinstance(op, warp.FillOp):
+        return set(), {op.target}
+    if isinstance(op, warp.StoreRowsOp):
+        return {op.source}, set()
+    return set(), set()
+
+
+def _buffers_read(op) -> list:
+    if isinstance(op, warp.WgmmaOp):
+        return [value for value in dict.fromkeys((op.a, op.b)) if space_of(value.type) == "smem"]
+    return []
+
+
+def _read_later(op, buffer) -> bool:
+    """Whether a later MMA of the same block reads the same slot."""
+    later = False
+    for other in op.operation.block.operations:
+        if later and buffer in _buffers_read(other):
+            return True
+        later = later or other.operation == op.operation
+    return False
+
+
+def _previous(op):
+    before = None
+    for other in op.operation.block.operations:
+        if other.operation == op.operation:
+            return before
+        before = other
+    return before
+
+
+def _overlap(a, b) -> bool:
+    def span(value):
+        buffer = value.owner.opview
+        stages, rows, columns = value.type.shape
+        return buffer.offset.value, buffer.offset.value + stages * rows * columns * warp.bits_of(value.type.element_type) // 8
+
+    (a0, a1), (b0, b1) = span(a), span(b)
+    return a0 < b1 and b0 < a1
+
+
+def _used_ids(roles) -> set:
+    used = set()
+    for role in roles:
+        for op in _walk(role.body.blocks[0]):
+            if isinstance(op, (warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)):
+                used |= set(range(op.id.value, op.id.value + role.active.value // 4))
+            elif isinstance(op, warp.BarrierOp):
+                used |= set(range(op.id.value, op.id.value + (role.active.value // 4 if op.scope.value == "warpgroup" else 1)))
+    return used
+
+
+def _walk(block):
+    for op in block.operations:
+        yield op
+        yield from _walk_op(op)
+
+
+def _walk_op(op):
+    if op.operation.name in _CONTROL or isinstance(op, warp.ElectOp):
+        for region in op.operation.regions:
+            for block in region.blocks:
+                yield from _walk(block)
+
+
+def _place():
+    return ir.Type.parse("!warp.place")
+
+
+def _i64(n: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), n)

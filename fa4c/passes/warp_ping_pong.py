@@ -1,0 +1,53 @@
+"""Let compute warpgroups take turns at issuing MMAs (FlashAttention-3, Shah et al. 2024, section 3.1).
+
+Left alone, all warpgroups wait for the tensor cores together and then compute softmax together. With turns, one issues its MMAs while another does
+elementwise work. Only loops that do both get turns: around the MMAs that open an iteration.
+
+Before:  scf.for { warp.wgmma S; warp.wgmma O; warp.map ... }
+After:   warp.turn_init; scf.for { warp.turn_take; warp.wgmma S; warp.wgmma O; warp.turn_give; warp.map ... }
+
+Run after warp-specialize, before warp-insert-barriers.
+"""
+
+from ..ir import warp
+from ..ir.mlir import ir
+from .registry import register_pass
+
+FIRST_ID = 2  # named barriers 2, 3, ...; 0 is the CTA's, 1 is left to epilogues
+
+
+@register_pass("warp-ping-pong")
+def warp_ping_pong(module: ir.Module) -> None:
+    for kernel in module.body.operations:
+        if isinstance(kernel, warp.KernelOp):
+            for op in kernel.body.blocks[0].operations:
+                if isinstance(op, warp.RoleOp) and op.active.value >= 8:
+                    _take_turns(op)
+
+
+def _take_turns(role) -> None:
+    block = role.body.blocks[0]
+    loops = [op for op in block.operations if op.operation.name == "scf.for"]
+    changed = [loop for loop in loops if _take_turns_in(loop)]
+    if changed:
+        with ir.InsertionPoint(changed[0]):
+            warp.TurnInitOp(id=_id(), loc=role.location)
+
+
+def _take_turns_in(loop) -> bool:
+    operations = list(loop.regions[0].blocks[0].operations)
+    issues = [n for n, op in enumerate(operations) if isinstance(op, warp.WgmmaOp)]
+    if not issues or not any(isinstance(op, warp.MapOp) for op in operations):
+        return False
+    last = issues[0]
+    while last + 1 in issues:
+        last += 1
+    with ir.InsertionPoint(operations[issues[0]]):
+        warp.TurnTakeOp(id=_id(), loc=operations[issues[0]].location)
+    with ir.InsertionPoint(operations[last + 1]):
+        warp.TurnGiveOp(id=_id(), loc=operations[last].location)
+    return True
+
+
+def _id():
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), FIRST_ID)
