@@ -1,0 +1,42 @@
+"""Counts of what a launch executed: by instruction class, by cause of shared-memory traffic, by unit."""
+from collections import defaultdict
+
+CLASSES = {
+    "fp32": {"add", "sub", "mul", "fma", "mad", "max", "min", "neg", "abs"}, "special": {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"},
+    "control": {"bra", "ret", "exit"}, "memory": {"ld", "st"}, "atomic": {"atom", "red"}, "mma": {"wgmma", "mma", "tcgen05"},
+    "sync": {"bar", "barrier", "mbarrier", "fence", "membar", "elect", "shfl", "vote", "redux", "match"}, "async_copy": {"cp"}, "convert": {"cvt"}, "move": {"mov"},
+}  # fmt: skip
+_OF = {op: cls for cls, ops in CLASSES.items() for op in ops}
+
+
+def class_of(instr):
+    """The counter class of one instruction."""
+    base = instr.parts[0]
+    cls = _OF.get(base, "integer")
+    if cls == "fp32" and not any(p.startswith(("f32", "f16", "bf16", "f64")) for p in instr.parts[1:]):
+        return "integer"
+    return cls
+
+
+class Counters:
+    """One CTA's counters."""
+
+    def __init__(self):
+        self.values = defaultdict(int)
+
+    def add(self, key, n=1):
+        self.values[key] += n
+
+    def load(self, space, mem, nbytes, F, m):
+        n = nbytes * (int(m.sum()) if m is not None else F.width)
+        if mem is F.cta.cluster.smem.mem:
+            self.values["smem_bytes.load"] += n
+        elif space != "local" and space != "param":
+            self.values["global_bytes.load"] += n
+
+    def store(self, space, mem, nbytes, F, m):
+        n = nbytes * (int(m.sum()) if m is not None else F.width)
+        if mem is F.cta.cluster.smem.mem:
+            self.values["smem_bytes.store"] += n
+        elif space != "local":
+            self.values["global_bytes.store"] += n

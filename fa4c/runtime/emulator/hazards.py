@@ -1,0 +1,313 @@
+"""Shadow memory and the ordering checks (PTX ISA chapter 8, "Memory consistency model", and 9.7.8.24 on proxies).
+
+For every byte the shadow keeps the record of its last write and the set of reads since. An access is ordered after a record
+if the accessor's clock knows the record's lanes that far (clocks.py), or knows the asynchronous operation complete.
+Records of generic accesses keep their 32 addresses, so that two lanes of one warp are told apart byte by byte.
+"""
+import numpy as np
+
+from .clocks import Clock, join_all
+from .report import Hazard
+
+NEVER, HOST = 0, 1  # record numbers: never written; written before the launch
+FULL = 0xFFFFFFFF
+
+
+class Record:
+    """One executed access, by lanes of a warp (`asy` None) or by an asynchronous operation."""
+
+    __slots__ = ("asy", "warp", "mask", "marr", "ep", "line", "rows", "size", "write", "strong")
+
+    def __init__(self, line, write, asy=None, warp=None, mask=0, marr=None, ep=None, rows=None, size=0, strong=False):
+        self.line, self.write, self.asy, self.warp, self.mask, self.marr = line, write, asy, warp, mask, marr
+        self.ep, self.rows, self.size, self.strong = ep, rows, size, strong
+
+    def agent(self, lanes=None):
+        if self.asy is not None:
+            return self.asy.agent()
+        return f"{self.warp.name()} {lane_text(self.mask if lanes is None else lanes)}"
+
+
+def lane_text(mask):
+    if mask == FULL:
+        return "all lanes"
+    lanes = [i for i in range(32) if mask >> i & 1]
+    if len(lanes) == 1:
+        return f"lane {lanes[0]}"
+    return f"lanes {lanes[0]}..{lanes[-1]}" if lanes else "no lane"
+
+
+class Shadow:
+    """Shadow of one memory: last-write record and read-set number of every cell (a byte, or a 32-bit TMEM cell)."""
+
+    def __init__(self, cells, name, poison, unit="byte"):
+        self.n, self.name, self.unit = cells, name, unit
+        self.cells = -(-cells // 16) * 16
+        self.w = np.full(self.cells, NEVER if poison else HOST, np.int32)
+        self.r = np.zeros(self.cells, np.int32)
+        self.wv = {s: self.w.reshape(-1, s) for s in (1, 2, 4, 8, 16)}
+        self.rv = {s: self.r.reshape(-1, s) for s in (1, 2, 4, 8, 16)}
+
+
+class AsyncOp:
+    """An asynchronous operation: its number, its issuer's clock when it started, and what it does when it runs."""
+
+    __slots__ = ("id", "clock", "line", "kind", "warp", "lane", "run", "group", "done", "cta", "waits")
+
+    def __init__(self, number, clock, line, kind, warp, lane):
+        self.id, self.clock, self.line, self.kind, self.warp, self.lane = number, clock, line, kind, warp, lane
+        self.run, self.group, self.done, self.cta = None, None, False, warp.cta
+
+    def agent(self):
+        return f"{self.kind} issued by {self.warp.name()} lane {self.lane}" if self.lane is not None else f"{self.kind} of {self.warp.name()}"
+
+    @property
+    def read_bit(self):
+        return 1 << (2 * self.id)
+
+    @property
+    def bits(self):
+        return 3 << (2 * self.id)
+
+
+class Hazards:
+    """All checks of one launch. Methods that take a fragment `F` act for its active lanes."""
+
+    def __init__(self, launch, strict):
+        self.launch, self.strict = launch, strict
+        self.recs = [None, None]
+        self.sets = [()]
+        self.set_ids = {(): 0}
+        self.found = {}
+        self.seen = {}
+
+    # --- clocks of lanes ----------------------------------------------------------------------------------------
+    def start_clock(self, cluster):
+        if cluster.zero_clock is None:
+            z = np.zeros(cluster.lanes, np.int32)
+            cluster.zero_clock = Clock(z, z, 0, None, cluster.index)
+        return cluster.zero_clock
+
+    def release(self, F, mask):
+        """The clock that lanes `mask` publish now; their counters move on."""
+        w = F.warp
+        c = join_all(clock for m, clock in F.parts if m & mask)
+        lanes = w.lane_slice
+        marr = F.mask_array(mask)
+        g = c.g.copy()
+        np.maximum(g[lanes], w.ep * marr, out=g[lanes])
+        out = Clock(g, c.a, c.bits, c.ext, c.home)
+        w.ep = w.ep + marr
+        return out
+
+    def acquire(self, F, mask, clock):
+        """Lanes `mask` of a fragment learn what `clock` knows."""
+        if clock is None:
+            return
+        parts, changed = [], []
+        for m, c in F.parts:
+            if m & ~mask:
+                parts.append((m & ~mask, c))
+            if m & mask:
+                changed.append((m & mask, c.join(clock)))
+        F.parts = merge_parts(parts + changed)
+
+    def sync(self, frags, mask):
+        """A warp-level synchronisation of lanes that may belong to several fragments."""
+        c = join_all(self.release(F, F.mask & mask) for F in frags if F.mask & mask)
+        for F in frags:
+            rest = [(m & ~mask, k) for m, k in F.parts if m & ~mask]
+            F.parts = merge_parts(rest + [(F.mask & mask, c)]) if F.mask & mask else F.parts
+
+    def proxy_fence(self, F, mask):
+        """fence.proxy.async: what these lanes know ordered becomes visible to the asynchronous proxy."""
+        w = F.warp
+        marr = F.mask_array(mask)
+        lanes = w.lane_slice
+        parts = []
+        for m, c in F.parts:
+            if m & ~mask:
+                parts.append((m & ~mask, c))
+            if m & mask:
+                g = c.g.copy()
+                np.maximum(g[lanes], w.ep * F.mask_array(m & mask), out=g[lanes])
+                a = np.maximum(c.a, g)
+                ext = {k: (v[0], np.maximum(v[0], v[1])) for k, v in c.ext.items()} if c.ext else c.ext
+                # The lane's own counter is taken back out of g: other lanes of the part have not seen it.
+                parts.append((m & mask, Clock(c.g, a, c.bits, ext, c.home)))
+        w.ep = w.ep + marr
+        F.parts = merge_parts(parts)
+
+    def add_bits(self, F, mask, bits):
+        if bits:
+            F.parts = merge_parts([(m & ~mask, c) for m, c in F.parts if m & ~mask] + [(m & mask, c.with_bits(bits)) for m, c in F.parts if m & mask])
+
+    def issue_clock(self, F, lane_mask):
+        """The clock from which an asynchronous operation issued by these lanes starts."""
+        return self.release(F, lane_mask)
+
+    # --- accesses -------------------------------------------------------------------------------------------------
+    def generic(self, F, marr, shadow, rows, size, write, line, strong=False, what="access"):
+        """Lanes of a warp access row `rows[i]` (units of `size` cells) of a shadow."""
+        w = F.warp
+        parts = F.parts
+        for m, clock in parts:
+            if len(parts) > 1 or marr is not None:
+                act = F.mask_array(m) if marr is None else F.mask_array(m) & marr
+                if not act.any():
+                    continue
+            else:
+                act = F.marr if m != FULL else None
+            r = rows if act is None else rows[act]
+            rec = Record(line, write, None, w, F.mask_int(act) if act is not None else FULL, act, w.ep, rows, size, strong)
+            self._access(rec, clock, shadow, r, size, write, what)
+
+    def async_access(self, op, shadow, rows, size, write, what="access"):
+        """An asynchronous operation accesses rows of a shadow."""
+        self._access(Record(op.line, write, op), op.clock, shadow, rows, size, write, what)
+
+    def async_write(self, op, shadow, rows, size):
+        """An asynchronous operation writes rows of a shadow."""
+        self._access(Record(op.line, True, op), op.clock, shadow, rows, size, True, "write")
+
+    def async_reduce(self, op, shadow, rows, size):
+        """An asynchronous reduction: atomic for each element, so it does not race with other atomics."""
+        self._access(Record(op.line, True, op, strong=True), op.clock, shadow, rows, size, True, "reduction", reads=True)
+
+    def _access(self, rec, clock, shadow, rows, size, write, what, reads=False):
+        wv, rv = shadow.wv[size], shadow.rv[size]
+        rid = len(self.recs)
+        self.recs.append(rec)
+        last = wv[rows]
+        for k in _unique(last):
+            if k == NEVER:
+                if not write or reads:
+                    self._uninitialised(rec, shadow, rows, size, last, what)
+            elif k != HOST:
+                old = self.recs[k]
+                if not self._ordered(old, rec, clock, shadow, rows, size):
+                    self._race(rec, old, shadow, rows, size, last == k)
+        seen = rv[rows]
+        if write:
+            for s in _unique(seen):
+                for k in self.sets[s]:
+                    old = self.recs[k]
+                    if not self._ordered(old, rec, clock, shadow, rows, size):
+                        self._race(rec, old, shadow, rows, size, seen == s)
+            wv[rows] = rid
+            rv[rows] = 0
+        else:
+            ids = _unique(seen)
+            if len(ids) == 1:
+                rv[rows] = self._with_reader(int(ids[0]), rec, rid)
+            else:
+                new = seen.copy()
+                for s in ids:
+                    new[seen == s] = self._with_reader(int(s), rec, rid)
+                rv[rows] = new
+
+    def _with_reader(self, set_id, rec, rid):
+        keep = []
+        for k in self.sets[set_id]:
+            old = self.recs[k]
+            if rec.asy is None and old.asy is None and old.warp is rec.warp and not (old.mask & ~rec.mask) and (old.ep < rec.ep)[rec.marr if rec.marr is not None else slice(None)].all():
+                continue  # a later read of the same lanes stands for the earlier one
+            if rec.asy is not None and old.asy is not None and rec.asy.warp is old.asy.warp and rec.asy.kind == old.asy.kind and rec.asy.clock.knows(2 * old.asy.id):
+                continue
+            keep.append(k)
+        if len(keep) > 40:
+            keep = keep[-40:]
+        key = (*keep, rid)
+        n = self.set_ids.get(key)
+        if n is None:
+            n = self.set_ids[key] = len(self.sets)
+            self.sets.append(key)
+        return n
+
+    def _ordered(self, old, new, clock, shadow, rows, size):
+        if old.strong and new.strong:
+            return True
+        if old.asy is not None:
+            if new.asy is old.asy:
+                return True
+            return clock.knows(2 * old.asy.id + (1 if old.write else 0))
+        w = old.warp
+        visible = new.asy is not None and old.write
+        known = clock.seen(w.cluster.index, w.lane_slice, visible)
+        behind = old.ep > known
+        if old.marr is not None:
+            behind = behind & old.marr
+        if not behind.any():
+            return True
+        return not self._lanes_meet(old, behind, new, rows, size)
+
+    def _lanes_meet(self, old, behind, new, rows, size):
+        """True if a lane of `old` that is not known to be done touched a byte of the new access (by another lane)."""
+        lanes = np.flatnonzero(behind)
+        old_cells = (old.rows[lanes][:, None] * old.size + np.arange(old.size)).ravel()
+        if new.asy is not None or new.warp is not old.warp:
+            span = np.unique(rows)
+            return bool(np.isin(old_cells // size, span).any())
+        owner = np.repeat(lanes, old.size)
+        mine = np.arange(32) if new.marr is None else np.flatnonzero(new.marr)
+        touched = {}
+        for cell, lane in zip(old_cells.tolist(), owner.tolist()):
+            touched.setdefault(cell, set()).add(lane)
+        for lane, row in zip(mine.tolist(), np.asarray(rows).tolist()):
+            for cell in range(row * size, row * size + size):
+                if touched.get(cell, {lane}) - {lane}:
+                    return True
+        return False
+
+    # --- reports ----------------------------------------------------------------------------------------------------
+    def _race(self, new, old, shadow, rows, size, hit):
+        kind = {(True, True): "write after write", (True, False): "write after read", (False, True): "read after write"}[(new.write, old.write)]
+        cls = "race"
+        hint = ""
+        if new.asy is not None and old.asy is None and old.write:
+            known_generic = new.asy.clock.seen(old.warp.cluster.index, old.warp.lane_slice, False)
+            behind = old.ep > known_generic
+            if old.marr is not None:
+                behind = behind & old.marr
+            if not behind.any():
+                cls, hint = "proxy-race", "; the write is ordered, but no fence.proxy.async makes it visible to the asynchronous proxy"
+        first = self._first_cell(shadow, rows, size, hit)
+        self.report(cls, f"{kind} without order on {shadow.name} at {shadow.unit} {first}{hint}", (new.line, old.line), (new.agent(), old.agent()))
+
+    def _uninitialised(self, rec, shadow, rows, size, last, what):
+        first = self._first_cell(shadow, rows, size, last == NEVER)
+        self.report("uninitialised", f"read of {shadow.name} that nothing has written, at {shadow.unit} {first}", (rec.line,), (rec.agent(),))
+
+    @staticmethod
+    def _first_cell(shadow, rows, size, hit):
+        rows = np.asarray(rows)
+        r, c = np.argwhere(hit)[0]
+        cell = int(rows[r]) * size + int(c)
+        return f"{cell:#x}" if shadow.unit == "byte" else f"lane {cell // 512}, column {cell % 512}"
+
+    def report(self, cls, message, lines, agents=(), severity="error"):
+        key = (cls, lines)
+        h = self.found.get(key)
+        if h is not None:
+            h.count += 1
+            return
+        self.found[key] = Hazard(cls, message, lines, agents, severity, where=tuple(self.launch.program.where(n) for n in lines))
+
+
+def merge_parts(parts):
+    """Parts with the same clock become one."""
+    if len(parts) < 2:
+        return parts
+    out = {}
+    for m, c in parts:
+        k = id(c)
+        out[k] = (out[k][0] | m, c) if k in out else (m, c)
+    return list(out.values())
+
+
+def _unique(a):
+    """Distinct values of a small integer array, fast where there is one."""
+    if a.size == 0:
+        return ()
+    lo = int(a.min())
+    return (lo,) if lo == int(a.max()) else np.unique(a).tolist()
