@@ -1,0 +1,325 @@
+"""The cuda backend's Python against a driver that records: addresses, streams, copies, threads, graphs. No GPU takes part.
+
+CPU tensors stand for CUDA tensors (their addresses are real); launches go to a list. What only hardware can say is in test/gpu.
+"""
+
+import ctypes
+import threading
+import types
+
+import pytest
+import torch
+from runtime_samples import CAUSAL, MEMBERS, SLOPES, attention_tree, manifest
+
+from fa4c.runtime import artifact, counters, cuda, execute, tensor_map
+from fa4c.runtime.errors import BackendError, InputError
+
+real = pytest.importorskip("cuda.bindings.driver")
+SUCCESS = real.CUresult.CUDA_SUCCESS
+CPU = torch.device("cpu")
+
+
+class FakeDriver:
+    """`cuda.bindings.driver`'s types, and functions that record. `launched`: (function, grid, parameter bytes, stream, config)."""
+
+    def __init__(self):
+        self.launched, self.loaded, self.attributes, self.refuse_cubin, self.sizes = [], [], [], False, {}
+
+    def __getattr__(self, name):  # types and enumerations
+        return getattr(real, name)
+
+    def cuGetErrorString(self, status):
+        return SUCCESS, b"the text of " + status.name.encode()
+
+    def cuDeviceGet(self, k):
+        return SUCCESS, k
+
+    def cuDeviceGetAttribute(self, which, device):
+        return SUCCESS, 132 if "MULTIPROCESSOR" in which.name else 50 << 20
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return SUCCESS, "context"
+
+    def cuCtxSetCurrent(self, context):
+        self.loaded.append(("current", threading.get_ident()))
+        return (SUCCESS,)
+
+    def cuModuleLoadData(self, image):
+        if self.refuse_cubin:
+            return real.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU, None
+        self.loaded.append(("cubin", image))
+        return SUCCESS, "module"
+
+    def cuModuleLoadDataEx(self, image, count, options, values):
+        self.loaded.append(("ptx", image))
+        return SUCCESS, "module"
+
+    def cuModuleGetFunction(self, module, name):
+        return SUCCESS, name.decode()
+
+    def cuFuncSetAttribute(self, function, which, value):
+        self.attributes.append((function, which.name, value))
+        return (SUCCESS,)
+
+    def cuLaunchKernelEx(self, config, function, params, extra):
+        pointers = (ctypes.c_void_p * len(self.sizes[function])).from_address(params)
+        data = [ctypes.string_at(p, size) for p, size in zip(pointers, self.sizes[function])]
+        assert all(p % 64 == 0 for p in pointers), "a tensor map must lie at a multiple of 64"
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        self.launched.append((function, grid, data, int(config.hStream), config))
+        return (SUCCESS,)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    fake = FakeDriver()
+    for cached in (cuda.driver, cuda.capability, cuda.properties, cuda.zero_stride, cuda._context):
+        cached.cache_clear()
+    monkeypatch.setattr(cuda, "driver", lambda: fake)
+    monkeypatch.setattr(cuda, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda, "zero_stride", lambda: False)
+    monkeypatch.setattr(cuda, "encode", tensor_map.encode)
+    monkeypatch.setattr(cuda, "_modules", {})
+    monkeypatch.setattr(cuda, "_kernels", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(execute, "_raw_stream", lambda index: fake.stream)
+    monkeypatch.setattr(execute, "_local", threading.local())
+    fake.stream = 77
+    yield fake
+    for cached in (cuda.properties, cuda._context):
+        cached.cache_clear()
+
+
+def make(**changes):
+    return artifact.build(manifest(**changes), MEMBERS)
+
+
+def qkv(b=2, m=20, n=30, hq=4, hkv=2, d=64):
+    return [torch.zeros(b, s, h, d, dtype=torch.bfloat16) for s, h in ((m, hq), (n, hkv), (n, hkv))]
+
+
+DEVICE = types.SimpleNamespace(index=0, type="cuda")
+
+
+def call(a, tensors, wanted=("o", "lse"), outputs=None):
+    """What `execute` does for CUDA tensors; outputs land on the CPU."""
+    widths = {"tensor_map": 128, "pointer": 8, "scalar": 4}
+    cuda.driver().sizes = {k["entry"]: [widths[p["kind"]] for p in k["params"]] for k in a.manifest["kernels"].values()}
+    runner = execute.runner(a, tensors, wanted, DEVICE)
+    runner.device = CPU
+    return dict(zip(wanted, runner(tensors, outputs)))
+
+
+def addresses(data):
+    return [int.from_bytes(p[:8], "little") for p in data]
+
+
+def test_a_call_passes_addresses_scalars_grid_and_stream(driver):
+    a, (q, k, v) = make(), qkv()
+    out = call(a, [q, k, v])
+    ((function, grid, data, stream, config),) = driver.launched
+    assert (function, grid, stream) == ("sample_0", (1, 4, 2), 77) and (config.blockDimX, config.sharedMemBytes) == (384, 164864)
+    assert addresses(data)[:5] == [t.data_ptr() for t in (q, k, v, out["o"], out["lse"])]
+    assert tensor_map.decode(data[1])[1].shape == (64, 30, 2, 2) and [int.from_bytes(p, "little") for p in data[5:8]] == [20, 30, 2]
+    assert out["o"].shape == (2, 20, 4, 64) and out["lse"].shape == (2, 4, 20) and out["lse"].dtype == torch.float32
+    assert ("sample_0", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", 164864) in driver.attributes
+
+
+def test_second_call_plans_nothing_and_replaces_only_addresses(driver):
+    a = make()
+    call(a, qkv())
+    driver.stream = 99
+    other = qkv()
+    call(a, other)
+    assert counters.stats()["plans"] == 1 and [k for k, _ in driver.loaded].count("cubin") == 1
+    first, second = (x[2] for x in driver.launched)
+    assert [x[8:] for x in first] == [x[8:] for x in second] and addresses(second)[:3] == [t.data_ptr() for t in other]
+    assert [x[3] for x in driver.launched] == [77, 99] or driver.launched[1][3] == 99
+    call(a, qkv(m=21))
+    assert counters.stats()["plans"] == 2
+
+
+def test_an_unwanted_lse_gets_the_pointer_0(driver):
+    out = call(make(), qkv(), wanted=("o",))
+    assert set(out) == {"o"} and addresses(driver.launched[0][2])[4] == 0
+
+
+def strided(kind):
+    q, k, v = qkv()
+    if kind == "fused qkv":
+        q, k, v = torch.zeros(2, 30, 3, 4, 64, dtype=torch.bfloat16).unbind(2)
+        return [q, k, v], set()
+    if kind == "bhsd views":
+        return [torch.zeros(2, x.shape[2], x.shape[1], 64, dtype=torch.bfloat16).transpose(1, 2) for x in (q, k, v)], set()
+    if kind == "expanded k":
+        return [q, torch.zeros(2, 30, 1, 64, dtype=torch.bfloat16).expand(2, 30, 2, 64), v], {"k"}
+    if kind == "inner stride":
+        return [q, k, torch.zeros(2, 30, 2, 128, dtype=torch.bfloat16)[..., ::2]], {"v"}
+    if kind == "odd row stride":
+        return [torch.zeros(2, 20, 4, 65, dtype=torch.bfloat16)[..., :64], k, v], {"q"}
+    if kind == "odd base":
+        storage = torch.zeros(k.numel() + 1, dtype=torch.bfloat16)
+        return [q, storage[1:].view(k.shape), v], {"k"}
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("kind", ["fused qkv", "bhsd views", "expanded k", "inner stride", "odd row stride", "odd base"])
+def test_only_what_tma_cannot_describe_is_copied(driver, kind):
+    tensors, copied = strided(kind)
+    a = make()
+    for calls in (1, 2):
+        call(a, tensors)
+        seen = addresses(driver.launched[-1][2])
+        for name, t, address in zip("qkv", tensors, seen):
+            assert (address != t.data_ptr()) == (name in copied)
+        assert {k for k in counters.stats() if k.startswith("copies.")} == {f"copies.{n}" for n in copied}
+        assert counters.stats().get("copies", 0) == calls * len(copied)
+    _, k_map = tensor_map.decode(driver.launched[-1][2][1])
+    assert k_map.strides[0] == tensors[1].stride(1) * 2 or "k" in copied
+
+
+def test_alignment_is_seen_in_each_call_not_remembered(driver):
+    a, (q, k, v) = make(), qkv()
+    odd = torch.zeros(k.numel() + 1, dtype=torch.bfloat16)[1:].view(k.shape)
+    for t, copies in ((k, 0), (odd, 1), (k, 1), (odd, 2)):
+        call(a, [q, t, v])
+        assert counters.stats().get("copies", 0) == copies
+    assert counters.stats()["plans"] == 1
+
+
+def test_a_head_dim_that_tma_cannot_describe_is_an_error(driver):
+    a = make(semantics=attention_tree(mask=CAUSAL, d=60, dv=60))
+    with pytest.raises(InputError, match="cannot describe even when contiguous"):
+        call(a, qkv(d=60))
+
+
+def test_given_outputs_are_written_in_place_or_copied_back(driver):
+    a, (q, k, v) = make(), qkv()
+    o = torch.ones(2, 20, 4, 64, dtype=torch.bfloat16)
+    out = call(a, [q, k, v], outputs={"o": o})
+    assert out["o"] is o and addresses(driver.launched[-1][2])[3] == o.data_ptr()
+    wide = torch.ones(2, 20, 4, 65, dtype=torch.bfloat16)[..., :64]
+    out = call(a, [q, k, v], outputs={"o": wide})
+    assert out["o"] is wide and addresses(driver.launched[-1][2])[3] != wide.data_ptr()
+    with pytest.raises(InputError, match=r"output o is \(2, 20, 4, 63\)"):
+        call(a, [q, k, v], outputs={"o": o[..., :63]})
+
+
+def test_threads_have_their_own_buffers_and_make_the_context_current(driver):
+    a = make()
+    mine, wrong = {}, []
+    barrier = threading.Barrier(4)
+
+    def work(number):
+        tensors = qkv()
+        mine[number] = tensors
+        barrier.wait()
+        for _ in range(50):
+            call(a, tensors)
+            data = next(x for x in reversed(list(driver.launched)) if int.from_bytes(x[2][0][:8], "little") == tensors[0].data_ptr())[2]
+            if addresses(data)[:3] != [t.data_ptr() for t in tensors]:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and len(driver.launched) == 200
+    for _, _, data, *_ in driver.launched:
+        q, k, v = addresses(data)[:3]
+        assert [q, k, v] in [[t.data_ptr() for t in ts] for ts in mine.values()], "parameters of two threads were mixed"
+    assert [k for k, _ in driver.loaded].count("cubin") == 1 and len({i for k, i in driver.loaded if k == "current"}) == 4
+
+
+def test_ptx_is_tried_where_the_cubin_is_refused(driver):
+    driver.refuse_cubin = True
+    call(make(), qkv())
+    assert driver.loaded[-1][0] == "ptx" and driver.loaded[-1][1].endswith(b"\0") and counters.stats()["jit"] == 1
+
+
+def test_ptx_is_not_jitted_on_another_target(driver, monkeypatch):
+    monkeypatch.setattr(cuda, "capability", lambda device: (10, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
+    with pytest.raises(BackendError, match=r"kernel is for sm_90a, but cuda:0 \(NVIDIA B200\) is sm_100") as caught:
+        call(make(), qkv())
+    assert caught.value.fix == "compile for 'sm_100a'" and not driver.launched
+
+
+def test_a_failing_launch_names_kernel_and_grid(driver, monkeypatch):
+    monkeypatch.setattr(FakeDriver, "cuLaunchKernelEx", lambda self, *a: (real.CUresult.CUDA_ERROR_INVALID_VALUE,))
+    with pytest.raises(BackendError, match=r"launch fwd with grid \(1, 4, 2\): CUDA_ERROR_INVALID_VALUE"):
+        call(make(), qkv())
+
+
+def test_cluster_and_pdl_are_launch_attributes(driver):
+    m = manifest()
+    m["kernels"]["fwd"] |= {"cluster": [2, 1, 1], "pdl": True}
+    call(artifact.build(m, MEMBERS), qkv())
+    config = driver.launched[0][4]
+    assert config.numAttrs == 2 and {a.id.name for a in config.attrs} == {
+        "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"}  # fmt: skip
+    assert config.attrs[0].value.clusterDim.x == 2
+
+
+def test_size_zero_launches_nothing(driver):
+    out = call(make(), qkv(n=0))
+    assert (out["o"] == 0).all() and (out["lse"] == float("-inf")).all() and not driver.launched
+    assert call(make(), qkv(m=0))["o"].shape == (2, 0, 4, 64) and call(make(), qkv(b=0))["o"].shape == (0, 20, 4, 64)
+    assert counters.stats()["empty"] == 3
+
+
+def workspace_artifact(lifetime, init):
+    m = manifest(workspaces=[{"name": "w", "dtype": "f32", "size": ["mul", "b", "m"], "init": init, "lifetime": lifetime}],
+                 steps=[{"op": "fill", "buffer": "lse", "value": 3}, {"op": "launch", "kernel": "fwd"}])  # fmt: skip
+    m["kernels"]["fwd"]["params"].append({"kind": "pointer", "tensor": "w"})
+    return artifact.build(m, MEMBERS)
+
+
+def test_cached_workspaces_are_one_for_each_stream_and_thread(driver):
+    a = workspace_artifact("cached", "zero")
+    seen = []
+    for stream in (1, 1, 2):
+        driver.stream = stream
+        out = call(a, qkv())
+        seen.append(addresses(driver.launched[-1][2])[9])
+    assert seen[0] == seen[1] != seen[2] and (out["lse"] == 3).all()
+    thread = threading.Thread(target=lambda: (call(a, qkv()), seen.append(addresses(driver.launched[-1][2])[9])))
+    thread.start()
+    thread.join()
+    assert seen[3] not in seen[:3]
+
+
+def test_a_captured_graph_gets_its_own_workspace(driver, monkeypatch):
+    a = workspace_artifact("cached", "zero")
+    call(a, qkv())
+    outside = addresses(driver.launched[-1][2])[9]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    call(a, qkv())
+    assert addresses(driver.launched[-1][2])[9] != outside
+
+
+def test_captured_pointer_tensors(driver):
+    a = artifact.build(manifest(attention_tree(mask=CAUSAL, captures=[SLOPES])), MEMBERS)
+    slopes = torch.ones(8)[::2]
+    call(a, [*qkv(), slopes])
+    assert counters.stats()["copies.slopes"] == 1
+    slopes = torch.ones(5)[1:]  # 4-byte aligned: fine for a pointer
+    call(a, [*qkv(), slopes])
+    assert addresses(driver.launched[-1][2])[9] == slopes.data_ptr() and counters.stats()["copies"] == 1
+
+
+def test_host_time_is_small(driver):
+    """A bound call's Python, without driver and allocator in it, stays far below the goal of 20 us; the GPU suite measures the real thing."""
+    import time
+
+    a, tensors = make(), qkv(b=1, m=8, n=8, hq=1, hkv=1)
+    call(a, tensors, ("o",))
+    runner = execute.runner(a, tensors, ("o",), DEVICE)
+    best = 1e9
+    for _ in range(200):
+        start = time.perf_counter()
+        runner(tensors)
+        best = min(best, time.perf_counter() - start)
+    assert best < 100e-6
