@@ -1,0 +1,115 @@
+"""Where one CTA of an attn kernel stands: its rows, its batch entry and head, the problem's sizes, and tensors addressed from there."""
+
+from ..ir.attn_signature import TensorFacts, memory_order
+from ..ir.mlir import arith, ir
+from ..ir.tile import DimOp, LoadElementOp, LoadOp, ProgramIdOp, StoreOp, tile_type
+from ._attn_to_tile_plan import Plan
+from ._attn_to_tile_regions import clone, inline
+from ._attn_to_tile_shape import Shape
+
+LO, HI, FULL_LO, FULL_HI = range(4)  # what the bounds of a band mask yield
+
+
+class Frame:
+    """Emits at the current insertion point and location. `tensors`: name of an argument or result -> its tensor in global memory."""
+
+    def __init__(self, plan: Plan, shape: Shape, tensors: dict):
+        self.plan, self.shape, self.tensors = plan, shape, tensors
+        self.facts = {t.name: t for t in (*plan.facts.args, *plan.facts.results)}
+        self.scalars: dict = {}  # scalar values of the function, outside all regions
+        self._constants: dict[int, object] = {}
+        self._sizes: dict[str, object] = {}
+        index = ir.IndexType.get()
+        self._place = ProgramIdOp(x=index, y=index, z=index)
+        self.b, self.h = self._place.z, self._place.y
+        self.hkv = self._kv_head()
+        self.row0 = arith.muli(self._place.x, self.index(shape.block_m))
+        self.position0 = self.row0  # of the first row, as masks and maps count rows
+        if plan.facts.align == "bottom_right":
+            self.position0 = arith.addi(self.row0, arith.subi(self.size("n"), self.size("m")))
+        for operation in plan.operations[:-1]:
+            if not operation.name.startswith("attn.") or operation.name == "attn.size":
+                clone(operation, self.scalars, self.external)
+
+    # -- numbers -------------------------------------------------------------------------------------------------------------------------
+
+    def index(self, value: int):
+        """A constant, made once, at the start of the kernel."""
+        if value not in self._constants:
+            with ir.InsertionPoint(self._place):
+                self._constants[value] = arith.constant(ir.IndexType.get(), value)
+        return self._constants[value]
+
+    def size(self, name: str):
+        """The size of a problem axis or dimension, read off the first tensor that has it; made once, at the start of the kernel."""
+        if name not in self._sizes:
+            tensor = next(t for t in self.facts.values() if name in self.order(t.name))
+            with ir.InsertionPoint(self._place):
+                self._sizes[name] = dim_of(self.tensors[tensor.name], self.order(tensor.name).index(name))
+        return self._sizes[name]
+
+    def has(self, name: str) -> bool:
+        return any(name in self.order(t) for t in self.facts)
+
+    def _kv_head(self):
+        if not (self.has("hq") and self.has("hkv")):
+            return self.h
+        return arith.floordivsi(self.h, arith.floordivsi(self.size("hq"), self.size("hkv")))
+
+    # -- tensors -------------------------------------------------------------------------------------------------------------------------
+
+    def order(self, name: str) -> tuple[str, ...]:
+        return memory_order(self.facts[name], self.plan.facts.layout)
+
+    def coordinates(self, tensor: TensorFacts, own: list) -> list:
+        """One for each dimension in memory: this batch entry and head, and `own` for the tensor's own dimensions."""
+        places = {"b": self.b, "hq": self.h, "hkv": self.hkv, **dict(zip(tensor.dims, own, strict=True))}
+        return [places[name] for name in self.order(tensor.name)]
+
+    def load_tile(self, tensor: TensorFacts, first, rows: int, columns: int, buffers: int):
+        """Rows from `first` on, over all of the (padded) head dim, in shared memory."""
+        source = self.tensors[tensor.name]
+        order = self.order(tensor.name)
+        dims = ir.DenseI64ArrayAttr.get([order.index(dim) for dim in tensor.dims])
+        count = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), buffers) if buffers > 1 else None
+        return LoadOp(source=source, coords=self.coordinates(tensor, [first, self.index(0)]), dims=dims, buffers=count,
+                      out=tile_type([rows, columns], source.type.element_type, "smem")).out
+
+    def store(self, tile, tensor: TensorFacts) -> None:
+        order = self.order(tensor.name)
+        own = [self.row0, self.index(0)][: len(tensor.dims)]
+        StoreOp(tile=tile, target=self.tensors[tensor.name], coords=self.coordinates(tensor, own),
+                dims=ir.DenseI64ArrayAttr.get([order.index(dim) for dim in tensor.dims]))
+
+    def element(self, tensor: TensorFacts, own: list):
+        source = self.tensors[tensor.name]
+        return LoadElementOp(source=source, coords=self.coordinates(tensor, own), out=source.type.element_type).out
+
+    # -- scalar code of the function -------------------------------------------------------------------------------------------------------
+
+    def external(self, operation, operands):
+        """What `attn.load` and `attn.size` become."""
+        if operation.name == "attn.size":
+            return [self.size(operation.attributes["dim"].value)]
+        if operation.name == "attn.load":
+            return [self.element(self.plan.tensors[operation.operands[0]], operands[1:])]
+        return None
+
+    def inline(self, block, arguments: list, *, wanted=None) -> list:
+        mapping = {**self.scalars, **dict(zip(block.arguments, arguments, strict=True))}
+        return inline(block, mapping, self.external, wanted=wanted)
+
+    def bounds(self, operation) -> list:
+        """(lo, hi, full_lo, full_hi) of a band mask for all rows of this CTA: keys outside [lo, hi) no row sees, those in [full_lo, full_hi)
+        every row does. The four are non-decreasing in the row, so the first and the last row decide; rows past the end do not count."""
+        region = operation.regions[1].blocks[0]
+        end = arith.minsi(arith.addi(self.row0, self.index(self.shape.block_m)), self.size("m"))
+        last = arith.addi(self.position0, arith.subi(arith.subi(end, self.row0), self.index(1)))
+        lo, full_hi = self.inline(region, [self.b, self.h, self.position0], wanted=(LO, FULL_HI))
+        hi, full_lo = self.inline(region, [self.b, self.h, last], wanted=(HI, FULL_LO))
+        n, zero = self.size("n"), self.index(0)
+        return [arith.maxsi(lo, zero), arith.minsi(hi, n), arith.maxsi(full_lo, zero), arith.minsi(full_hi, n)]
+
+
+def dim_of(tensor, axis: int):
+    return DimOp(tensor=tensor, axis=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis), out=ir.IndexType.get()).out

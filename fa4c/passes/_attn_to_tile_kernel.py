@@ -1,0 +1,408 @@
+"""Builds the kernel of one attn function: a CTA's block of queries against blocks of keys, from the last to the first.
+
+One rule an attn operation and phase: `_BLOCK` inside the loop over key blocks, `_AFTER` behind it.
+"""
+
+import math
+from dataclasses import dataclass
+
+from ..ir.mlir import arith, ir, scf
+from ..ir.mlir import math as math_ops
+from ..ir.tile import MapOp, MmaOp, ReduceOp, RescaleFactorOp, SplatOp, ToSharedOp, YieldOp, tile_type
+from ._attn_to_tile_frame import FULL_HI, FULL_LO, HI, LO, Frame
+from ._attn_to_tile_plan import SPACE, Plan
+from ._attn_to_tile_shape import Shape
+
+_LOG2_E, _LN_2 = math.log2(math.e), math.log(2)
+_SLT, _SGT = arith.CmpIPredicate.slt, arith.CmpIPredicate.sgt
+_OEQ = arith.CmpFPredicate.OEQ
+
+
+@dataclass
+class Statistics:
+    """Of one softmax: row maximum (of its unscaled input), partial row sums; `factor` is what sums so far are multiplied by."""
+
+    maximum: object
+    sums: object
+    factor: object = None
+    total: object = None
+    inverse: object = None
+
+
+@dataclass(frozen=True)
+class Unnormalised:
+    """An accumulator, and a factor for each row that it still lacks."""
+
+    accumulator: object
+    inverse: object
+
+
+class Kernel:
+    """Emits into the current insertion point; `padded` rounds a head dim up to what the tensor cores take."""
+
+    def __init__(self, plan: Plan, shape: Shape, padded, tensors: dict):
+        self.plan, self.shape, self.padded = plan, shape, padded
+        self.frame = Frame(plan, shape, tensors)
+        self.values: dict = {}  # attn value -> tile, or Unnormalised
+        self.statistics: dict[int, Statistics] = {}
+        self.accumulators: dict[int, object] = {}
+        self._loaded: dict = {}  # (tensor name, rows or keys) -> tile in shared memory
+        self._guarded: dict = {}
+        self._column0 = self._tail = None
+
+    def emit(self) -> None:
+        bounds = {p: self.frame.bounds(op) for p, op in enumerate(self.plan.operations) if op.name == "attn.band_mask"}
+        first, count = self._block_range(bounds)
+        self._load_row_tiles()
+        self._start_state()
+        index = self.frame.index
+        loop = scf.ForOp(index(0), count, index(1), self._state())
+        with ir.InsertionPoint(loop.body):
+            self._set_state(list(loop.inner_iter_args))
+            block = arith.addi(first, arith.subi(arith.subi(count, index(1)), loop.induction_variable))
+            self._column0 = arith.muli(block, index(self.shape.block_n))
+            self._emit_block(bounds)
+            scf.YieldOp(self._state())
+        self._set_state(list(loop.results))
+        self._column0, self._loaded = None, {}
+        self._emit_after()
+
+    # -- the loop ------------------------------------------------------------------------------------------------------------------------
+
+    def _block_range(self, bounds: dict):
+        """(first block, number of blocks) over the keys that any accumulation needs."""
+        frame = self.frame
+        ranges = []
+        for bands in dict.fromkeys(self.plan.visible()):
+            lo, hi = frame.index(0), frame.size("n")
+            for number, position in enumerate(bands):
+                own_lo, own_hi = bounds[position][LO], bounds[position][HI]
+                lo, hi = (own_lo, own_hi) if number == 0 else (arith.maxsi(lo, own_lo), arith.minsi(hi, own_hi))
+            ranges.append((lo, hi))
+        lo, hi = ranges[0]
+        for other_lo, other_hi in ranges[1:]:
+            lo, hi = arith.minsi(lo, other_lo), arith.maxsi(hi, other_hi)
+        width = frame.index(self.shape.block_n)
+        first = arith.floordivsi(lo, width)
+        return first, arith.maxsi(arith.subi(arith.ceildivsi(hi, width), first), frame.index(0))
+
+    def _load_row_tiles(self) -> None:
+        for position, operation in enumerate(self.plan.operations):
+            if operation.name == "attn.gemm" and self.plan.dims_of(operation.results[0]) == SPACE:
+                with operation.location:
+                    self._tile(self.plan.tensors[operation.operands[0]], "m")
+
+    def _start_state(self) -> None:
+        rows = self.shape.block_m
+        for position, _ in self.plan.sinks:
+            operation = self.plan.operations[position]
+            with operation.location:
+                if operation.name == "attn.softmax":
+                    self.statistics[position] = Statistics(_splat([rows], -math.inf), _splat([rows, 4], 0.0))
+                elif operation.name == "attn.gemm":
+                    self.accumulators[position] = _splat([rows, self._width(operation.results[0])], 0.0)
+                elif operation.attributes["kind"].value == "sum":
+                    self.accumulators[position] = _splat([rows, 4], 0.0)
+                else:
+                    self.accumulators[position] = _splat([rows], -math.inf)
+
+    def _state(self) -> list:
+        """What goes from one block to the next."""
+        state = list(self.accumulators.values())
+        for statistics in self.statistics.values():
+            state += [statistics.maximum, statistics.sums]
+        return state
+
+    def _set_state(self, values: list) -> None:
+        for position in self.accumulators:
+            self.accumulators[position] = values.pop(0)
+        for statistics in self.statistics.values():
+            statistics.maximum, statistics.sums = values.pop(0), values.pop(0)
+
+    # -- one block of keys -----------------------------------------------------------------------------------------------------------------
+
+    def _emit_block(self, bounds: dict) -> None:
+        self._bounds = bounds
+        for position, operation in enumerate(self.plan.operations):
+            in_block = any(self.plan.score(value) for value in operation.results) or position in self.accumulators
+            if in_block:
+                with operation.location:
+                    _BLOCK[operation.name](self, position, operation.opview)
+
+    def _operand(self, position: int, value):
+        """A score as this operation may read it: keys past the end do not disturb."""
+        tile, fill = self.values[value], self.plan.guards.get(position)
+        if fill is None:
+            return tile
+        if (value, fill) not in self._guarded:
+            self._guarded[value, fill] = self._select_keys(tile, fill)
+        return self._guarded[value, fill]
+
+    def _select_keys(self, tile, fill: float):
+        """`fill` for keys past the end; only the block that holds the end pays for it."""
+
+        def body(x, row, column):
+            key = arith.addi(self._column0, column)
+            return arith.select(arith.cmpi(_SLT, key, self.frame.size("n")), x, _f32(fill))
+
+        return _map([tile], tile.type, body, cond=self._tail_flag())
+
+    def _tail_flag(self):
+        if self._tail is None:
+            end = arith.addi(self._column0, self.frame.index(self.shape.block_n))
+            self._tail = arith.cmpi(_SGT, end, self.frame.size("n"))
+        return self._tail
+
+    def _partial_flag(self, position: int):
+        """Whether some row of this block sees some key of it not."""
+        bounds = self._bounds[position]
+        end = arith.addi(self._column0, self.frame.index(self.shape.block_n))
+        return arith.ori(arith.cmpi(_SLT, self._column0, bounds[FULL_LO]), arith.cmpi(_SGT, end, bounds[FULL_HI]))
+
+    def block_gemm(self, position: int, op) -> None:
+        if self.plan.dims_of(op.out) == SPACE:
+            q, k = self._tile(self.plan.tensors[op.a], "m"), self._tile(self.plan.tensors[op.b], "n")
+            self.values[op.out] = MmaOp(a=q, b=k, acc=None, transpose_b=ir.BoolAttr.get(True), out=self._score_type("f32")).out
+            return
+        p = self._operand(position, op.a)
+        v = self._tile(self.plan.tensors[op.b], "n")
+        acc = self._rescaled(position, op.a)
+        self.accumulators[position] = MmaOp(a=p, b=v, acc=acc, out=acc.type).out
+
+    def block_map(self, position: int, op) -> None:
+        self.values[op.out] = self._map_of(op, self._score_type(op.out.type.element_type))
+
+    def block_mask(self, position: int, op) -> None:
+        scores = self.values[op.scores]
+
+        def body(x, row, column):
+            key = arith.addi(self._column0, column)
+            (seen,) = self.frame.inline(op.predicate.blocks[0], self._indices(op.predicate.blocks[0], 0, row, column, key))
+            there = arith.cmpi(_SLT, key, self.frame.size("n"))
+            return arith.select(arith.andi(seen, there), x, _f32(-math.inf))
+
+        cond = self._partial_flag(position) if position in self._bounds else None
+        self.values[op.out] = _map([scores], scores.type, body, cond=cond)
+
+    def block_softmax(self, position: int, op) -> None:
+        """One step of the online softmax; everything relative to the maximum so far, in units of the unscaled input."""
+        scores = self._operand(position, op.scores)
+        before = self.statistics[position]
+        scale_log2 = op.scale.value * _LOG2_E
+        maximum = ReduceOp(x=scores, init=before.maximum, kind=ir.StringAttr.get("max"), out=before.maximum.type).out
+
+        def offset(top, row, column):  # a row that sees nothing yet has no maximum to subtract
+            none = arith.cmpf(_OEQ, top, _f32(-math.inf))
+            return arith.mulf(arith.select(none, _f32(0.0), top), _f32(-scale_log2))
+
+        def exponential(x, shift, row, column):
+            return math_ops.exp2(math_ops.fma(x, _f32(scale_log2), shift))
+
+        shift = _map([maximum], maximum.type, offset)
+        factor = RescaleFactorOp(old=before.maximum, new=maximum, scale_log2=_f32_attribute(scale_log2), out=maximum.type).out
+        p = _map([scores, shift], scores.type, exponential)
+        kept = _map([before.sums, factor], before.sums.type, _times)
+        sums = ReduceOp(x=p, init=kept, kind=ir.StringAttr.get("sum"), out=kept.type).out
+        self.statistics[position] = Statistics(maximum, sums, factor)
+        self.values[op.p] = p
+
+    def block_cast(self, position: int, op) -> None:
+        self.values[op.out] = _cast(self._operand(position, op.x), op.out.type.element_type)
+
+    def block_reduce(self, position: int, op) -> None:
+        x = self._operand(position, op.x)
+        init = self._rescaled(position, op.x)
+        self.accumulators[position] = ReduceOp(x=x, init=init, kind=op.kind, out=init.type).out
+
+    def _rescaled(self, position: int, value):
+        """The accumulator, relative to the row maximum of this block if it sums probabilities."""
+        acc, softmax = self.accumulators[position], self.plan.score(value).softmax
+        return acc if softmax is None else _map([acc, self.statistics[softmax].factor], acc.type, _times)
+
+    # -- after the last block ----------------------------------------------------------------------------------------------------------------
+
+    def _emit_after(self) -> None:
+        for position, operation in enumerate(self.plan.operations[:-1]):
+            if any(self.plan.is_final(value) for value in operation.results):
+                with operation.location:
+                    _AFTER[operation.name](self, position, operation.opview)
+        returned = self.plan.operations[-1]
+        with returned.location:
+            for value, tensor in zip(returned.operands, self.plan.facts.results, strict=True):
+                tile = self._final(value)
+                if tile.type.rank == 2:
+                    tile = ToSharedOp(x=tile, out=tile_type(tile.type.shape, tile.type.element_type, "smem")).out
+                self.frame.store(tile, tensor)
+
+    def after_gemm(self, position: int, op) -> None:
+        self.values[op.out] = self._normalisable(position, self.accumulators[position])
+
+    def after_reduce(self, position: int, op) -> None:
+        rows = tile_type([self.shape.block_m], "f32", "reg")
+        if position not in self.accumulators:
+            x = self._whole_columns(op, self._final(op.x))
+            self.values[op.out] = ReduceOp(x=x, init=None, kind=op.kind, out=rows).out
+            return
+        acc = self.accumulators[position]
+        if acc.type.rank == 2:
+            acc = ReduceOp(x=acc, init=None, kind=op.kind, out=rows).out
+        self.values[op.out] = self._normalisable(position, acc)
+
+    def _whole_columns(self, op, x):
+        """Columns that only pad the head dim do not count in a reduction over it."""
+        width = op.x.type.get_dim_size(1)
+        if x.type.shape[1] == width:
+            return x
+        fill = 0.0 if op.kind.value == "sum" else -math.inf
+        return _map([x], x.type, lambda e, row, column: arith.select(arith.cmpi(_SLT, column, self.frame.index(width)), e, _f32(fill)))
+
+    def after_softmax(self, position: int, op) -> None:
+        if not any(True for _ in op.lse.uses):
+            return
+        statistics = self.statistics[position]
+        scale_log2 = op.scale.value * _LOG2_E
+
+        def lse(top, total, row, column):  # -inf + log2(0) = -inf where a row saw nothing
+            return arith.mulf(math_ops.fma(top, _f32(scale_log2), math_ops.log2(total)), _f32(_LN_2))
+
+        self.values[op.lse] = _map([statistics.maximum, self._total(statistics)], statistics.maximum.type, lse)
+
+    def after_map(self, position: int, op) -> None:
+        shape = [self.shape.block_m] if op.out.type.rank == 1 else [self.shape.block_m, self._width(op.out)]
+        self.values[op.out] = self._map_of(op, tile_type(shape, op.out.type.element_type, "reg"))
+
+    def after_cast(self, position: int, op) -> None:
+        value = self.values[op.x]
+        if isinstance(value, Unnormalised):  # one map for both
+            out = tile_type(value.accumulator.type.shape, op.out.type.element_type, "reg")
+            self.values[op.out] = _map([value.accumulator, value.inverse], out,
+                                       lambda x, inverse, row, column: _convert(arith.mulf(x, inverse), op.out.type.element_type))
+            return
+        self.values[op.out] = _cast(value, op.out.type.element_type)
+
+    def _normalisable(self, position: int, acc):
+        value = next(value for sink, value in self.plan.sinks if sink == position)
+        softmax = self.plan.score(value).softmax
+        return acc if softmax is None else Unnormalised(acc, self._inverse(self.statistics[softmax]))
+
+    def _total(self, statistics: Statistics):
+        if statistics.total is None:
+            statistics.total = ReduceOp(x=statistics.sums, init=None, kind=ir.StringAttr.get("sum"), out=statistics.maximum.type).out
+        return statistics.total
+
+    def _inverse(self, statistics: Statistics):
+        def inverse(total, row, column):  # an empty row is 0, not 0 / 0
+            return arith.select(arith.cmpf(_OEQ, total, _f32(0.0)), _f32(0.0), arith.divf(_f32(1.0), total))
+
+        if statistics.inverse is None:
+            total = self._total(statistics)
+            statistics.inverse = _map([total], total.type, inverse)
+        return statistics.inverse
+
+    def _final(self, value):
+        """The tile of a value over rows, its factor multiplied in."""
+        tile = self.values[value]
+        if isinstance(tile, Unnormalised):
+            tile = self.values[value] = _map([tile.accumulator, tile.inverse], tile.accumulator.type, _times)
+        return tile
+
+    # -- both phases -------------------------------------------------------------------------------------------------------------------------
+
+    def _tile(self, tensor, dim: str):
+        """The tile of an argument with this CTA's rows, or with this block's keys; loaded once."""
+        if (tensor.name, dim) not in self._loaded:
+            first, rows = (self.frame.row0, self.shape.block_m) if dim == "m" else (self._column0, self.shape.block_n)
+            buffers = 1 if dim == "m" else self.shape.buffers
+            self._loaded[tensor.name, dim] = self.frame.load_tile(tensor, first, rows, self.padded(tensor.shape[1]), buffers)
+        return self._loaded[tensor.name, dim]
+
+    def _map_of(self, op, out):
+        """A map: tiles are its inputs, arguments are read element by element."""
+        block = op.body.blocks[0]
+        inputs = [value for value in op.inputs if value not in self.plan.tensors]
+
+        def body(*arguments):
+            *elements, row, column = arguments
+            given = dict(zip(inputs, elements, strict=True)) if len(set(inputs)) == len(inputs) else None
+            found = [self._argument_element(value, row, column) if value in self.plan.tensors else
+                     (given[value] if given is not None else elements.pop(0)) for value in op.inputs]
+            (result,) = self.frame.inline(block, found + self._indices(block, len(found), row, column))
+            return result
+
+        tiles = [self.values[v] if self.plan.score(v) else self._final(v) for v in inputs]
+        return _map(tiles, out, body)
+
+    def _argument_element(self, value, row, column):
+        tensor = self.plan.tensors[value]
+        places = {"m": lambda: arith.addi(self.frame.row0, row), "n": lambda: arith.addi(self._column0, column)}
+        return self.frame.element(tensor, [places[dim]() if dim in places else column for dim in tensor.dims])
+
+    def _indices(self, block, first: int, row, column, key=None) -> list:
+        """Arguments %b, %h, %i, %j of a region; positions that it does not use are not computed."""
+        arguments = list(block.arguments)[first:]
+        used = [any(True for _ in argument.uses) for argument in arguments]
+        indices = [self.frame.b, self.frame.h]
+        indices.append(arith.addi(self.frame.position0, row) if used[2] else row)
+        if len(arguments) == 4:
+            if key is None:
+                key = arith.addi(self._column0, column) if used[3] and self._column0 is not None else column
+            indices.append(key)
+        return indices
+
+    def _score_type(self, element):
+        return tile_type([self.shape.block_m, self.shape.block_n], element, "reg")
+
+    def _width(self, value) -> int:
+        return self.padded(value.type.get_dim_size(1))
+
+
+_BLOCK = {"attn.gemm": Kernel.block_gemm, "attn.map": Kernel.block_map, "attn.mask": Kernel.block_mask, "attn.band_mask": Kernel.block_mask,
+          "attn.softmax": Kernel.block_softmax, "attn.cast": Kernel.block_cast, "attn.reduce": Kernel.block_reduce}
+_AFTER = {"attn.gemm": Kernel.after_gemm, "attn.reduce": Kernel.after_reduce, "attn.softmax": Kernel.after_softmax, "attn.map": Kernel.after_map,
+          "attn.cast": Kernel.after_cast}
+
+
+# -- tiles and scalars -----------------------------------------------------------------------------------------------------------------------
+
+
+def _map(inputs: list, out, body, cond=None):
+    """`tile.map`; `body(*elements, row, column)` emits its scalar program and returns the result."""
+    op = MapOp(inputs=inputs, cond=cond, out=out)
+    index = ir.IndexType.get()
+    kinds = [*[value.type.element_type for value in inputs], index, index]
+    block = op.body.blocks.append(*kinds, arg_locs=[op.location] * len(kinds))
+    with ir.InsertionPoint(block):
+        YieldOp(values=[body(*block.arguments)])
+    return op.out
+
+
+def _times(x, factor, row, column):
+    return arith.mulf(x, factor)
+
+
+def _cast(tile, element):
+    if tile.type.element_type == element:
+        return tile
+    return _map([tile], tile_type(tile.type.shape, element, "reg"), lambda x, row, column: _convert(x, element))
+
+
+def _convert(x, element):
+    if x.type == element:
+        return x
+    return arith.truncf(element, x) if element.width < x.type.width else _widen(x, element)
+
+
+def _widen(x, element):
+    return arith.extf(element, x)
+
+
+def _splat(shape, value: float):
+    return SplatOp(value=_f32_attribute(value), out=tile_type(shape, "f32", "reg")).out
+
+
+def _f32_attribute(value: float):
+    return ir.FloatAttr.get(ir.F32Type.get(), value)
+
+
+def _f32(value: float):
+    return arith.constant(ir.F32Type.get(), value)
