@@ -16,18 +16,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from ..ir.diagnostics import UsageError, nearest
-    from ..passes.registry import all_passes
+    from ..passes.registry import all_passes, find_pass, own_names
 
-    known = all_passes()
     if args.name is None:
-        for entry in known.values():
+        for entry in all_passes().values():
             print(signature(entry))
             print(f"    {entry.summary}")
         print("\nPasses of upstream MLIR (canonicalize, cse, ...) may stand in a pipeline too.")
-    elif args.name in known:
-        print(signature(known[args.name]) + "\n\n" + known[args.name].description)
-    else:
-        raise UsageError(f"there is no pass '{args.name}' of fa4c", fix=nearest(args.name, known))
+        return
+    entry = find_pass(args.name)
+    if entry is None:
+        raise UsageError(f"there is no pass '{args.name}' of fa4c", fix=nearest(args.name, own_names()))
+    print(signature(entry) + "\n\n" + entry.description)
 
 
 def signature(entry) -> str:

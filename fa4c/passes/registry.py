@@ -102,11 +102,15 @@ def register_pass(name: str) -> Callable[[Callable], Callable]:
 
 def all_passes() -> dict[str, Pass]:
     """Every pass, by name: imports all pass files."""
-    package = importlib.import_module(__package__)
-    for info in pkgutil.iter_modules(package.__path__):
-        if info.name.split("_")[0] in LEVELS:
-            importlib.import_module(f"{__package__}.{info.name}")
+    for name in own_names():
+        find_pass(name)
     return dict(sorted(_passes.items()))
+
+
+def own_names() -> list[str]:
+    """Names of our passes, read off the files without importing them."""
+    files = [info.name for info in pkgutil.iter_modules(importlib.import_module(__package__).__path__)]
+    return sorted({*_passes, *(file.replace("_", "-") for file in files if file.split("_")[0] in LEVELS)})
 
 
 def find_pass(name: str) -> Pass | None:
@@ -129,7 +133,7 @@ def run_pipeline(module, text: str, *, disabled: Iterable[str] = (), overrides: 
     occurrence; `print_after` is a stream, or a function called with (item text, module) after each pass; `timing` gets a pair (item text,
     seconds) for each. All names and values are checked before the first pass runs.
     """
-    steps = [_step(item) for item in resolve(text, disabled=disabled, overrides=overrides)]
+    steps = _plan(text, disabled, overrides)
     verify(module)  # so that a module that never was right is not blamed on the first pass
     for item, step in steps:
         start = time.perf_counter()
@@ -142,6 +146,11 @@ def run_pipeline(module, text: str, *, disabled: Iterable[str] = (), overrides: 
 
 def resolve(text: str, *, disabled: Iterable[str] = (), overrides: Sequence[tuple[str, str, str]] = ()) -> list[Item]:
     """The items that `run_pipeline` would run, with overrides applied; raises UsageError for what it would refuse."""
+    return [item for item, _ in _plan(text, disabled, overrides)]
+
+
+def _plan(text: str, disabled, overrides) -> list[tuple[Item, Callable]]:
+    """What to run, item by item, all names and values checked."""
     for name in disabled:
         _check_known(name)
     changes: dict[str, dict[str, str]] = {}
@@ -152,7 +161,7 @@ def resolve(text: str, *, disabled: Iterable[str] = (), overrides: Sequence[tupl
             known.option(option).convert(value, name)
             option = known.option(option).name
         changes.setdefault(name, {})[option] = value
-    return _apply(parse(text), set(disabled), changes)
+    return [_step(item) for item in _apply(parse(text), set(disabled), changes)]
 
 
 def check_overrides_occur(overrides: Iterable[tuple[str, str, str]], items: Iterable[Item]) -> None:
@@ -280,7 +289,7 @@ def _check_known(name: str) -> None:
         except ValueError as error:
             if "does not refer to a registered pass" in str(error):
                 raise UsageError(f"there is no pass '{name}'", why="it is neither one of `fa4c passes` nor one of upstream MLIR",
-                                 fix=nearest(name, [*all_passes(), *_UPSTREAM_KNOWN])) from None
+                                 fix=nearest(name, [*own_names(), *_UPSTREAM_KNOWN])) from None
 
 
 @contextlib.contextmanager
