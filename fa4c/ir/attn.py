@@ -8,6 +8,7 @@ index arguments are: %b batch entry, %h query head, %i position in the first dim
 `attn.align = "bottom_right"`, a position along `m` is counted in key coordinates: row + (n - m).
 """
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,12 +149,13 @@ class BandMaskOp(Operation, name="band_mask", traits=[ext.Pure]):
 
 
 class SoftmaxOp(Operation, name="softmax", traits=[ext.Pure]):
-    """lse[i] = log(sum_j exp(scores[i, j])) and p[i, j] = exp(scores[i, j] - lse[i]), natural logarithm.
+    """lse[i] = log(sum_j exp(scale * scores[i, j])) and p[i, j] = exp(scale * scores[i, j] - lse[i]), natural logarithm.
 
-    A row that sees nothing (all -inf) has p = 0 and lse = -inf.
+    A row that sees nothing (all -inf) has p = 0 and lse = -inf. `scale` is positive.
     """
 
     scores: ext.Operand[Any]
+    scale: Any = optional(ir.FloatAttr, "1.0 : f32")
     p: ext.Result[Any]
     lse: ext.Result[Any]
 
@@ -164,6 +166,8 @@ class SoftmaxOp(Operation, name="softmax", traits=[ext.Pure]):
             and _check_tensor(self, "lse", self.lse.type, ranks=(1,), dtypes=("f32",))
         ):
             return False
+        if not 0 < self.scale.value < float("inf"):
+            return op_error(self, f"has scale = {self.scale}", why="it must be positive and finite", fix="use an attn.map")
         shape = _shape(self.scores.type)
         return _check_shape(self, "p", self.p.type, shape, "there is one probability a score") and _check_shape(
             self, "lse", self.lse.type, shape[:1], "there is one log-sum-exp a row"
@@ -366,11 +370,28 @@ def _check_region_ops(op, block) -> bool:
                 why="regions hold scalar arith and math operations, scf.if, attn.load and attn.size",
                 fix=_hint(name),
             )
+        stray = stray_attribute(inner)
+        if stray is not None:
+            return op_error(inner, f"has no attribute '{stray[0]}'", fix=stray[1])
         for region in inner.operation.regions:
             for nested in region.blocks:
                 if not _check_region_ops(op, nested):
                     return False
     return True
+
+
+# What arith and math operations may carry; MLIR itself lets any other name pass.
+_UPSTREAM_ATTRIBUTES = ("value", "predicate", "fastmath", "overflowFlags", "nneg", "roundingmode")
+
+
+def stray_attribute(op) -> tuple[str, str] | None:
+    """The first attribute that an arith, math or scf operation does not declare (a misspelled `fastmath`), and how to put it right."""
+    if op.operation.name.startswith(("arith.", "math.", "scf.")):
+        for name in op.operation.attributes:
+            if name not in _UPSTREAM_ATTRIBUTES:
+                near = difflib.get_close_matches(name, _UPSTREAM_ATTRIBUTES, n=1)
+                return name, f"did you mean '{near[0]}'?" if near else "remove it"
+    return None
 
 
 def _hint(name: str) -> str:

@@ -5,10 +5,10 @@ rows' dimension of one operand and the columns' of the other; a value varies ove
 batch or head index or a captured tensor with that axis.
 """
 
+from .attn import REGION_OPS, stray_attribute
 from .attn_signature import FunctionFacts
 from .diagnostics import op_diagnostic
-
-_FUNCTION_LEVEL = ("func.return", "attn.size")
+from .mlir import ir
 
 
 def infer_dims(func_op, facts: FunctionFacts) -> dict:
@@ -25,9 +25,23 @@ def infer_dims(func_op, facts: FunctionFacts) -> dict:
             axes = _union([axes for _, axes in operands] + [_region_axes(operation, known)])
             for result, result_dims in zip(operation.results, dims, strict=True):
                 known[result] = (result_dims, axes)
-        elif operation.name not in _FUNCTION_LEVEL and not operation.name.startswith(("arith.", "math.")):
-            raise op_diagnostic(op, "cannot stand in an attn function", why="it holds attn operations, scalar arith and math, and a return")
+        else:
+            _check_scalar(operation)
     return known
+
+
+def _check_scalar(operation) -> None:
+    """Scalars may stand at function level, where canonicalisation puts constants."""
+    why = "it holds attn operations, scalar arith and math, and a return"
+    if operation.name != "attn.size" and not (operation.name in REGION_OPS and operation.name.startswith(("arith.", "math."))):
+        raise op_diagnostic(operation, "cannot stand in an attn function", why=why)
+    if any(isinstance(result.type, ir.ShapedType) for result in operation.results):
+        raise op_diagnostic(
+            operation, f"gives {operation.results[0].type} at function level", why=why, fix='put it into the region of an "attn.map"'
+        )
+    stray = stray_attribute(operation)
+    if stray is not None:
+        raise op_diagnostic(operation, f"has no attribute '{stray[0]}'", fix=stray[1])
 
 
 def _gemm(op, operands):

@@ -12,6 +12,7 @@ checks, so that a missing operand would reach a verifier as an IndexError. `make
 import difflib
 from typing import Any
 
+from . import variadic
 from .diagnostics import op_error
 from .mlir import ext, ir
 
@@ -112,7 +113,20 @@ def make_operation_base(dialect: type) -> type:
 
         def verify_invariants(self) -> bool:
             with self.operation.context:  # MLIR calls verifiers with no current context
-                return _generic_checks(self) and self.verify_op()
+                variadic.collapse(self)  # a verification that failed half way leaves expanded sizes
+                if not (_generic_checks(self) and self.verify_op()):
+                    return False
+                variadic.expand(self)
+                return True
+
+        def verify_region_invariants(self) -> bool:
+            with self.operation.context:
+                variadic.collapse(self)
+            return True
+
+        @classmethod
+        def _emit_operation(cls) -> None:
+            variadic.emit_operation(cls)
 
         def verify_op(self) -> bool:
             """What the dialect demands beyond counts and attribute kinds; counts are already right."""
@@ -154,6 +168,8 @@ def _generic_checks(op) -> bool:
 def _check_count(op, what, fields, count, segment_name) -> bool:
     needed, more = _arity(fields)
     names = ", ".join(f.name for f in fields) or "none"
+    if any(variadic.is_expanded(f) for f in fields) and count > variadic.MAX_GROUP:
+        return op_error(op, f"has {count} {what}s", why=f"a group holds at most {variadic.MAX_GROUP}", fix="use several operations")
     if count < needed or (count > needed and not more):
         bound = "at least " if more else ""
         return op_error(op, f"needs {bound}{_plural(needed, what)}, but has {count}", why=f"its {what}s are: {names}",

@@ -5,7 +5,7 @@ All other modules say `from ..ir.mlir import ir`; only this file knows which whe
 """
 
 from torch_mlir import ir, rewrite
-from torch_mlir.dialects import arith, builtin, ext, func, math, scf
+from torch_mlir.dialects import arith, builtin, ext, func, irdl, math, scf
 from torch_mlir.passmanager import PassManager
 
-__all__ = ["PassManager", "arith", "builtin", "ext", "func", "ir", "math", "rewrite", "scf"]
+__all__ = ["PassManager", "arith", "builtin", "ext", "func", "ir", "irdl", "math", "rewrite", "scf"]
