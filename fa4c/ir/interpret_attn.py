@@ -135,7 +135,7 @@ class _Run:
         self.facts, self.known, self.sizes, self.mode, self.batch_start = facts, known, sizes, mode, batch_start
         block = func_op.operation.regions[0].blocks[0]
         self.values = {argument: grouped[t.name] for argument, t in zip(block.arguments, facts.args, strict=True)}
-        self.return_op = None
+        self.return_op, self.space_rank = None, 0
         for op in block.operations:
             operation = op.operation
             if operation.name == "func.return":
@@ -172,7 +172,9 @@ class _Run:
         if operation.name == "attn.size":
             return [np.int64(self.sizes.get(operation.attributes["dim"].value, 0))]
         if operation.name == "attn.load":
-            return [self._load(operands[0], operands[1:])]
+            loaded = self._load(operands[0], operands[1:])
+            missing = 3 + self.space_rank - loaded.ndim  # a scalar of each (batch, head) spreads over the space
+            return [loaded.reshape(*loaded.shape, *[1] * missing) if loaded.ndim == 3 and missing > 0 else loaded]
         return None
 
     def _load(self, tensor, indices):
@@ -191,7 +193,7 @@ class _Run:
 
     def _space_indices(self, dims: tuple[str, ...], shape) -> list[np.ndarray]:
         """%b, %h and a position for each dimension, shaped to broadcast over [batch, KV head, group, *dims]."""
-        rank = len(dims)
+        rank = self.space_rank = len(dims)
         groups = _groups(self.sizes)
         batch = (self.batch_start + np.arange(self.sizes["b"])).reshape(-1, 1, 1, *[1] * rank)
         head = np.arange(self.sizes["hq"]).reshape(1, self.sizes["hkv"], groups, *[1] * rank)
@@ -238,6 +240,7 @@ class _Run:
 
     def softmax(self, op):
         scores = self.values[op.scores]
+        scores = scores * scores.dtype.type(op.scale.value)
         top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
         top_or_0 = np.where(np.isneginf(top), np.zeros((), dtype=scores.dtype), top)
         with np.errstate(all="ignore"):

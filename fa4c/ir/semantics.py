@@ -70,6 +70,9 @@ def from_function(func_op) -> dict:
             ]
         elif operation.name in _STEPS:
             inputs = [names[value] for value in operation.operands]
+            if operation.name == "attn.softmax" and operation.opview.scale.value != 1.0:  # a map and a softmax, in the tree
+                body.append(_scaling(inputs[0], f"%{produced}", operation.opview.scale.value))
+                inputs, produced = [f"%{produced}"], produced + 1
             for result in operation.results:
                 names[result] = f"%{produced}"
                 produced += 1
@@ -89,6 +92,12 @@ def from_function(func_op) -> dict:
         "body": body,
         "results": results,
     }
+
+
+def _scaling(name: str, out: str, scale: float) -> dict:
+    builder = ExprBuilder(["f32"], {})
+    scaled = builder.op("mul", builder.x(0), builder.const(scale, "f32"))
+    return {"op": "map", "in": [name], "out": [out], "expr": builder.build(scaled), "dtype": "f32"}
 
 
 def _arguments(facts: FunctionFacts) -> list[dict]:
