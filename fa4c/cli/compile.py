@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> None:
 def compile_file(args: argparse.Namespace, emit: str):
     """The text of a level, or (manifest, members) for `artifact`."""
     from .. import targets
+    from ..passes.pipeline_text import Item, parse
     from ..passes.registry import check_overrides_occur, resolve
 
     if args.target is not None:
@@ -84,13 +85,15 @@ def compile_file(args: argparse.Namespace, emit: str):
     text = read_text(args.file)
     from ..lowering.compile import compile_text
 
-    timing = [] if args.timing else None
+    timing = []
     progress(f"compiling {display_name(args.file)}")
     result = compile_text(
         text, display_name(args.file), target=args.target, direction=args.direction, dtype=args.dtype, head_dim=args.head_dim,
         pipeline=args.pass_pipeline, disabled=tuple(args.disable_pass), overrides=changes, emit=emit, locations=not args.no_loc,
         print_after=pass_flags.show_module if args.print_ir_after_all else None, timing=timing)
-    if timing is not None:
+    ran = [item for text, _ in timing for item in parse(text)]
+    check_overrides_occur(changes, ran + [Item(name) for name in args.disable_pass])
+    if args.timing:
         pass_flags.show_timing(timing)
     return result
 
