@@ -10,11 +10,11 @@ from ..ir.diagnostics import Diagnostic
 PARTS = ("attn", "attn to tile", "tile", "tile to warp", "warp")
 
 SM90A_FORWARD = {
-    "attn": "attn-simplify-mask",
+    "attn": "attn-simplify-mask,attn-fold-scale",
     "attn to tile": "attn-to-tile",
     "tile": "tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-lpt-grid",
-    "tile to warp": "warp-specialize",
-    "warp": "warp-insert-barriers,warp-check",
+    "tile to warp": "warp-specialize,cse",
+    "warp": "warp-ping-pong,warp-insert-barriers,warp-check",
 }
 
 PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD}

@@ -23,6 +23,7 @@ from ..ir import warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
+from .protocol import byte_range, fragments_touched
 from .registry import register_pass
 
 _CONTROL = ("scf.for", "scf.if")
@@ -31,8 +32,13 @@ _CONTROL = ("scf.for", "scf.if")
 @register_pass("warp-insert-barriers")
 def warp_insert_barriers(module: ir.Module) -> None:
     for op in module.body.operations:
-        if isinstance(op, warp.KernelOp):
+        if isinstance(op, warp.KernelOp) and not _is_complete(op):
             _Kernel(op).run()
+
+
+def _is_complete(kernel) -> bool:
+    """Whether barriers are there already: a kernel written by hand at this level brings its own."""
+    return any(isinstance(op, warp.InitBarriersOp) for op in kernel.body.blocks[0].operations)
 
 
 @dataclass
@@ -188,7 +194,7 @@ class _Consumer:
         elif isinstance(op, warp.TmaStoreOp):
             self._tma_store(op)
         else:
-            self._touch(op, *_fragments_touched(op))
+            self._touch(op, *fragments_touched(op))
 
     def _wgmma(self, op) -> None:
         buffers = _buffers_read(op)
@@ -203,7 +209,7 @@ class _Consumer:
         last = [b for b in buffers if b in self.rings and self.rings[b].reused and not _read_later(op, b)]
         with ir.InsertionPoint(op), op.location:
             warp.WgmmaFenceOp()
-            warp.WgmmaOp(acc=op.acc, a=op.a, b=op.b, a_state=None if a_fragment else self.states[op.a], b_state=self.states[op.b],
+            warp.WgmmaOp(acc=op.acc, a=op.a, b=op.b, a_state=self.states.get(op.a), b_state=self.states.get(op.b),
                          transpose_b=op.transpose_b, accumulate=op.accumulate)
             warp.WgmmaCommitOp()
         self.in_flight.append(_Group({op.acc}, a_fragment, last))
@@ -251,20 +257,6 @@ class _Consumer:
         op.operation.erase()
 
 
-def _fragments_touched(op) -> tuple[set, set]:
-    """(fragments read, fragments written) by an operation on registers."""
-    if isinstance(op, warp.MapOp):
-        read = set(op.inputs) | ({op.cond} if op.cond is not None and space_of(op.cond.type) == "reg" else set())
-        return read, {op.target}
-    if isinstance(op, (warp.ReduceOp, warp.VoteAnyOp, warp.CopyOp)):
-        return {op.source}, {op.target}
-    if isinstance(op, warp.FillOp):
-        return set(), {op.target}
-    if isinstance(op, warp.StoreRowsOp):
-        return {op.source}, set()
-    return set(), set()
-
-
 def _buffers_read(op) -> list:
     if isinstance(op, warp.WgmmaOp):
         return [value for value in dict.fromkeys((op.a, op.b)) if space_of(value.type) == "smem"]
@@ -291,12 +283,7 @@ def _previous(op):
 
 
 def _overlap(a, b) -> bool:
-    def span(value):
-        buffer = value.owner.opview
-        stages, rows, columns = value.type.shape
-        return buffer.offset.value, buffer.offset.value + stages * rows * columns * warp.bits_of(value.type.element_type) // 8
-
-    (a0, a1), (b0, b1) = span(a), span(b)
+    (a0, a1), (b0, b1) = byte_range(a), byte_range(b)
     return a0 < b1 and b0 < a1
 
 

@@ -1,0 +1,103 @@
+"""From the text of a file of any level to a kernel artifact, or to the text of a level on the way."""
+
+from __future__ import annotations
+
+from .. import targets
+from ..ir import tile, warp
+from ..ir.attn_signature import attn_functions
+from ..ir.context import new_context, parse_module, print_module
+from ..ir.diagnostics import Diagnostic
+from ..ir.mlir import ir
+from ..passes.pipelines import pipeline as standard_pipeline
+from ..passes.registry import run_pipeline
+from . import build, cute_source, manifest, sass
+
+LEVELS = ("attn", "tile", "warp")
+
+
+def compile_text(text: str, filename: str = "-", *, target: str | None = None, direction: str = "fwd", dtype: str | None = None,
+                 head_dim: tuple[int, int] | None = None, pipeline: str | None = None, disabled=(), overrides=(), emit: str = "artifact",
+                 locations: bool = True, print_after=None, timing: list | None = None):
+    """Compile MLIR text. `emit`: "attn", "tile", "warp", "cute", "ptx", "sass" give text; "artifact" gives (manifest, members: name -> bytes).
+
+    `pipeline` replaces the standard passes; `disabled`, `overrides`, `print_after`, `timing` as in `run_pipeline`. Raises Diagnostic (the user's
+    mistake) or ir.MLIRError (text that does not parse or verify).
+    """
+    with new_context() as context, ir.Location.unknown():
+        module = parse_module(text, filename, context)
+        name = _set_target(module, target)
+        entry = level_of(module)
+        if (dtype is not None or head_dim is not None) and entry != "attn":
+            raise Diagnostic(f"--dtype and --head-dim re-type an attn-level file, but this one is of the {entry} level", where=filename,
+                             why="dtypes and sizes are compiled into all levels below attn", fix="start from the attn file")
+        goal = emit if emit in LEVELS else "warp"
+        levels = {entry: print_module(module, locations)}
+        for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, dtype, head_dim):
+            run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=print_after, timing=timing)
+            levels[level] = print_module(module, locations)
+        if emit in LEVELS:
+            return print_module(module, locations)
+        _require_warp(module, filename)
+        source = cute_source.emit(module)
+        if emit == "cute":
+            return source
+        kernel = parameters_name(module)
+        binary = build.build(source, kernel, name)
+        if emit == "ptx":
+            return binary.ptx
+        if emit == "sass":
+            return sass.disassemble(binary.cubin)
+        made = manifest.make(module, binary, target=name, direction=direction)
+        stem = made["name"]
+        members = {f"{stem}.ptx": binary.ptx.encode(), f"{stem}.cubin": binary.cubin, f"{stem}.cute.py": source.encode()}
+        members.update({f"{stem}.{level}.mlir": ir_text.encode() for level, ir_text in levels.items()})
+        return made, members
+
+
+def level_of(module: ir.Module) -> str:
+    """"attn", "tile" or "warp": the highest level of which the module holds an operation."""
+    if attn_functions(module):
+        return "attn"
+    kinds = {type(op) for op in module.body.operations}
+    if tile.KernelOp in kinds:
+        return "tile"
+    if warp.KernelOp in kinds:
+        return "warp"
+    raise Diagnostic("the file holds no kernel", where=module.operation.location, why="it has no attn function, no tile.kernel and no warp.kernel",
+                     fix="see examples/causal.mlir")
+
+
+def _set_target(module, target: str | None) -> str:
+    """The target's name: the one asked for, else the module's own, else the default; from here on it is in the IR."""
+    attributes = module.operation.attributes
+    name = target or (attributes["fa4c.target"].value if "fa4c.target" in attributes else targets.DEFAULT)
+    attributes["fa4c.target"] = ir.StringAttr.get(name)
+    return targets.get(name).name
+
+
+def _steps(pipeline, target, direction, entry, goal, dtype, head_dim):
+    """(pipeline text, level reached) in order."""
+    if dtype is not None or head_dim is not None:
+        options = [f"dtype={dtype}"] if dtype is not None else []
+        options += [f"head-dim={','.join(map(str, head_dim))}"] if head_dim is not None else []
+        yield f"attn-retype{{{' '.join(options)}}}", "attn"
+    if pipeline is not None:
+        yield pipeline, goal
+        return
+    reached = entry
+    for level in LEVELS[LEVELS.index(entry):LEVELS.index(goal) + 1]:
+        yield standard_pipeline(target, direction, entry=entry if level == entry else f"{reached} to {level}", emit=level), level
+        reached = level
+
+
+def _require_warp(module, filename) -> None:
+    if not any(isinstance(op, warp.KernelOp) for op in module.body.operations):
+        raise Diagnostic("the passes did not reach the warp level", where=filename, why="code is emitted from warp.kernel operations only",
+                         fix="end the pipeline with warp-specialize,warp-insert-barriers,warp-check")
+
+
+def parameters_name(module) -> str:
+    return next(op.sym_name.value for op in module.body.operations if isinstance(op, warp.KernelOp))
+
+
+__all__ = ["compile_text", "level_of"]

@@ -1,0 +1,466 @@
+"""The abstract machine of `warp-check`: roles as agents, stepped side by side over an abstract state, without data.
+
+An agent is a producer warp or one compute warpgroup. Scalars are evaluated for sampled sizes; every operation either changes the state, blocks, or
+is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals and bytes are in; a wait for parity p returns once the phase of that parity
+has completed; wgmma is in flight until a wait_group retires it; writes of threads reach the async proxy by a fence and a barrier.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from ..ir import warp
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import space_of
+
+_SIZES = (0, 1, 70, 128, 200, 333, 520)
+_SAMPLES = 8
+_MAX_STEPS = 20000
+
+
+def check(kernel) -> None:
+    """Run `kernel` for several samples of sizes. Raises Diagnostic for the first finding."""
+    rng = random.Random(0)  # fixed: the same kernel gets the same verdict
+    program = _Program(kernel)
+    for sample in range(_SAMPLES):
+        _Machine(program, _Scalars(rng, sample)).run()
+
+
+def byte_range(buffer) -> tuple[int, int]:
+    """First byte and end of a `warp.buffer` value."""
+    stages, rows, columns = buffer.type.shape
+    start = buffer.owner.opview.offset.value
+    return start, start + stages * rows * columns * warp.bits_of(buffer.type.element_type) // 8
+
+
+class _Program:
+    """The kernel's operations as plain Python data, read once."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        operations = list(kernel.body.blocks[0].operations)
+        self.roles = [op for op in operations if isinstance(op, warp.RoleOp)]
+        self.prefix = [op for op in operations if op.operation.results and not isinstance(op, _STORAGE)]
+        self.buffers = [op.out for op in operations if isinstance(op, warp.BufferOp)]
+        self.overlapping = {a: [b for b in self.buffers if b != a and _overlap(byte_range(a), byte_range(b))] for a in self.buffers}
+        self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
+
+
+_STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp)
+
+
+def _overlap(a, b) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _tree(block) -> list:
+    """[(operation, type, body or None)], maps' regions left out."""
+    nodes = []
+    for op in block.operations:
+        nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, warp.ElectOp)
+        nodes.append((op, type(op), _tree(op.operation.regions[0].blocks[0]) if nested else None))
+    return nodes
+
+
+class _Scalars:
+    """Values of index scalars: sampled where the kernel reads them from outside, computed elsewhere."""
+
+    def __init__(self, rng, sample, known=None):
+        self.rng, self.sample, self.known = rng, sample, known or {}
+
+    def fork(self) -> _Scalars:
+        """The same values so far; loops run apart from here on."""
+        return _Scalars(self.rng, self.sample, dict(self.known))
+
+    def value(self, v) -> int:
+        if v not in self.known:
+            self.known[v] = self._compute(v)
+        return self.known[v]
+
+    def _compute(self, v) -> int:
+        op = v.owner
+        if isinstance(op, ir.Block):
+            return self.rng.choice((1, 2, 4))  # a scalar of the launch
+        name = op.name
+        if name == "tile.dim":
+            tensor, axis = op.operands[0], op.attributes["axis"].value
+            if not tensor.type.is_dynamic_dim(axis):
+                return tensor.type.shape[axis]
+            return self.known.setdefault((tensor, axis), _SIZES[self.rng.randrange(len(_SIZES))] if self.sample else 200)
+        if name == "tile.program_id":
+            return self.rng.choice((0, 0, 1, 2)) if self.sample else 0
+        if name == "arith.constant":
+            return int(op.attributes["value"].value)
+        if name in ("arith.index_cast", "arith.index_castui", "arith.extsi", "arith.trunci"):
+            return self.value(op.operands[0])
+        rule = _ARITH.get(name)
+        if rule is None or not isinstance(v.type, (ir.IndexType, ir.IntegerType)):
+            return self.rng.choice((0, 1, 100))
+        return rule(op, *[self.value(o) for o in op.operands])
+
+
+def _div(a, b):
+    return a // b if b else 0
+
+
+_COMPARE = [lambda a, b: a == b, lambda a, b: a != b, lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a > b, lambda a, b: a >= b]
+_ARITH = {
+    "arith.addi": lambda op, a, b: a + b, "arith.subi": lambda op, a, b: a - b, "arith.muli": lambda op, a, b: a * b,
+    "arith.floordivsi": lambda op, a, b: _div(a, b), "arith.ceildivsi": lambda op, a, b: -_div(-a, b), "arith.divsi": lambda op, a, b: int(a / b) if b else 0,
+    "arith.remsi": lambda op, a, b: a - int(a / b) * b if b else 0, "arith.minsi": lambda op, a, b: min(a, b), "arith.maxsi": lambda op, a, b: max(a, b),
+    "arith.andi": lambda op, a, b: a & b, "arith.ori": lambda op, a, b: a | b, "arith.xori": lambda op, a, b: a ^ b,
+    "arith.select": lambda op, c, a, b: a if c else b,
+    "arith.cmpi": lambda op, a, b: int(_COMPARE[op.attributes["predicate"].value % 6](a, b)),
+}
+
+
+@dataclass
+class _Slot:
+    """One stage of a pipe. Phases count completions: `filled` of the full barrier, `emptied` of the empty one."""
+
+    filled: int = 0
+    armed: bool = False
+    bytes_in: int = 0
+    emptied: int = 0
+    arrivals: int = 0
+    readers: set = field(default_factory=set)  # agents that waited for it and did not release it yet
+
+
+@dataclass
+class _Place:
+    """A state operand: slot, parity, and what its agent did with the slot."""
+
+    pipe: object
+    stage: int
+    phase: int
+    producer: bool
+    acquired: bool = False
+    waited: bool = False
+    released: bool = False
+
+
+def _forget(block, known) -> None:
+    """What the last iteration computed."""
+    for op in block.operations:
+        for result in op.operation.results:
+            known.pop(result, None)
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                _forget(inner, known)
+
+
+class _Agent:
+    def __init__(self, machine, role, group, warps):
+        self.machine, self.role, self.group, self.warps = machine, role, group, warps
+        self.scalars = machine.scalars.fork()
+        self.places = {}
+        self.in_flight = []  # groups: (written fragments, read fragments, [(place, buffer)])
+        self.open_group = [set(), set(), []]
+        self.fenced, self.synced = set(), set()  # buffers written here: after the proxy fence, after the barrier
+        self.wrote = set()
+        self.blocked_on = None
+        self.steps = machine.walk(self, machine.program.bodies[role])
+        self.name = role.sym_name.value + (f", warpgroup {group}" if warps == 4 else "")
+
+
+class _Machine:
+    def __init__(self, program, scalars):
+        self.program, self.scalars = program, scalars
+        self.slots, self.barriers, self.epoch = {}, {}, {}
+        self.reads = {}  # (agent, pipe, stage) -> waits
+        self.last_read, self.overwritten = {}, set()
+        for op in program.prefix:
+            for result in op.operation.results:
+                scalars.value(result)
+        self.agents = []
+        for role in program.roles:
+            active = role.active.value
+            groups = range(active // 4) if active >= 4 else [0]
+            self.agents += [_Agent(self, role, g, 4 if active >= 4 else active) for g in groups]
+
+    def run(self) -> None:
+        running = list(self.agents)
+        for _ in range(_MAX_STEPS):
+            progress = False
+            for agent in list(running):
+                while True:
+                    try:
+                        agent.blocked_on = next(agent.steps)
+                    except StopIteration:
+                        running.remove(agent)
+                        progress = True
+                        break
+                    if agent.blocked_on is not None:
+                        break
+                    progress = True
+            if not running:
+                return self._check_end()
+            if not progress:
+                self._deadlock(running)
+        raise op_diagnostic(self.program.kernel, f"did not end in {_MAX_STEPS} steps", why="a loop runs very long for small sizes")
+
+    def _deadlock(self, running) -> None:
+        waiting = "; ".join(f"role {a.name} at {a.blocked_on.operation.name}" for a in running)
+        raise op_diagnostic(running[0].blocked_on, "waits forever", why=f"no role can go on: {waiting}",
+                            fix="every wait needs an arrival: compare the roles' loops, arrivals and phases")
+
+    def _check_end(self) -> None:
+        for agent in self.agents:
+            if agent.in_flight or agent.open_group[2] or agent.open_group[0]:
+                raise op_diagnostic(agent.role, "ends with MMAs in flight", why="their results were never waited for", fix="add warp.wgmma_wait {pending = 0}")
+        for (pipe, stage), slot in self.slots.items():
+            if slot.armed or slot.bytes_in:
+                raise op_diagnostic(pipe.owner.opview, f"ends with slot {stage} half filled", why="bytes that were announced never came, or came unannounced")
+            waits = sum(1 for a in self.agents for p in a.places.values() if p.pipe == pipe and not p.producer)
+            if slot.filled and waits and slot.filled > self._consumed(pipe, stage):
+                raise op_diagnostic(pipe.owner.opview, f"ends with slot {stage} filled but never read", why="one role loads more often than the other reads")
+
+    def _consumed(self, pipe, stage) -> int:
+        return max((self.reads.get((a, pipe, stage), 0) for a in self.agents), default=0)
+
+    # -- control flow
+
+    def walk(self, agent, nodes):
+        """Yields an operation while it blocks, None after each step."""
+        for op, kind, body in nodes:
+            name = op.operation.name
+            if name == "scf.for":
+                lower, upper, step = (agent.scalars.value(v) for v in list(op.operation.operands)[:3])
+                induction = op.operation.regions[0].blocks[0].arguments[0]
+                for i in range(lower, upper, step):
+                    _forget(op.operation.regions[0].blocks[0], agent.scalars.known)
+                    agent.scalars.known[induction] = i
+                    yield from self.walk(agent, body)
+            elif name == "scf.if":
+                if agent.scalars.value(op.operation.operands[0]):
+                    yield from self.walk(agent, body)
+            elif kind is warp.ElectOp:
+                yield from self.walk(agent, body)
+            elif kind in _RULES:
+                for blocked in _RULES[kind](self, agent, op) or ():
+                    yield blocked
+                yield None
+
+    # -- pipes
+
+    def slot(self, place) -> _Slot:
+        return self.slots.setdefault((place.pipe, place.stage), _Slot())
+
+    def state(self, agent, op) -> None:
+        agent.places[op.out] = _Place(op.pipe, 0, op.phase.value, producer=op.phase.value == 1)
+
+    def acquire(self, agent, op):
+        place = agent.places[op.state]
+        if not self._arrivals(place):
+            raise op_diagnostic(op, "acquires a slot that nobody ever empties", why="its pipeline has arrivals = 0", fix="set arrivals to the number of reading warps")
+        while self.slot(place).emptied % 2 == place.phase:  # a fresh mbarrier answers true for parity 1
+            yield op
+        place.acquired = True
+
+    def _arrivals(self, place) -> int:
+        return place.pipe.owner.opview.arrivals.value
+
+    def arm(self, agent, op) -> None:
+        place, slot = agent.places[op.state], self.slot(agent.places[op.state])
+        if slot.armed:
+            raise op_diagnostic(op, "arms a slot twice", why="the phase before has not completed")
+        if self._arrivals(place) and not place.acquired:
+            raise op_diagnostic(op, "fills a slot that was not acquired", why="readers of its last content may not be done", fix="put warp.acquire before it")
+        slot.armed = True
+        self._complete_fill(place)
+
+    def tma_load(self, agent, op) -> None:
+        if op.state is None:
+            raise op_diagnostic(op, "has no pipe", why="nobody learns when its bytes have come", fix="run warp-insert-barriers")
+        place = agent.places[op.state]
+        slot = self.slot(place)
+        if slot.readers:
+            raise op_diagnostic(op, "overwrites a slot that is still being read", why=f"role {next(iter(slot.readers)).name} has not released it",
+                                fix="acquire the slot first; release it after the last read")
+        if slot.filled and self._arrivals(place) == 0:
+            raise op_diagnostic(op, "fills a slot for the second time that nobody ever empties", why="its pipeline has arrivals = 0")
+        self._check_overwrite(agent, op, op.buffer)
+        if slot.filled > slot.emptied and self._arrivals(place):
+            raise op_diagnostic(op, "overwrites a slot before it was read", why=f"it was filled {slot.filled} times and emptied {slot.emptied} times",
+                                fix="acquire the slot first, from phase 1 on")
+        slot.bytes_in += op.buffer.type.shape[1] * op.buffer.type.shape[2] * warp.bits_of(op.buffer.type.element_type) // 8
+        self._complete_fill(place)
+        if slot.bytes_in > place.pipe.owner.opview.tx_bytes.value:
+            raise op_diagnostic(op, f"brings {slot.bytes_in} bytes into a slot", why=f"its pipeline counts tx_bytes = {place.pipe.owner.opview.tx_bytes.value}")
+
+    def _complete_fill(self, place) -> None:
+        slot = self.slot(place)
+        if slot.armed and slot.bytes_in == place.pipe.owner.opview.tx_bytes.value:
+            slot.armed, slot.bytes_in, slot.filled = False, 0, slot.filled + 1
+            slot.arrivals = 0
+
+    def wait(self, agent, op):
+        place = agent.places[op.state]
+        if place.waited:
+            raise op_diagnostic(op, "waits for a slot twice", why="the role has not advanced", fix="release and advance after the last read")
+        while self.slot(place).filled % 2 == place.phase:
+            yield op
+        place.waited, place.released = True, False
+        self.slot(place).readers.add(agent)
+        key = (agent, place.pipe, place.stage)
+        self.reads[key] = self.reads.get(key, 0) + 1
+
+    def release(self, agent, op) -> None:
+        place = agent.places[op.state]
+        if not place.waited or place.released:
+            raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
+        for _, _, reads in [*agent.in_flight, agent.open_group]:
+            if any(p is place for p, _ in reads):
+                raise op_diagnostic(op, "releases a slot that an MMA in flight still reads", why="the producer may overwrite it now",
+                                    fix="put warp.wgmma_wait before it")
+        slot = self.slot(place)
+        place.released = True
+        slot.readers.discard(agent)
+        slot.arrivals += agent.warps
+        if slot.arrivals == self._arrivals(place):
+            slot.arrivals, slot.emptied = 0, slot.emptied + 1
+        elif slot.arrivals > self._arrivals(place):
+            raise op_diagnostic(op, f"brings {slot.arrivals} arrivals to a slot", why=f"its pipeline counts arrivals = {self._arrivals(place)}")
+
+    def advance(self, agent, op) -> None:
+        place = agent.places[op.state]
+        if not place.producer and self._arrivals(place) and not place.released:
+            raise op_diagnostic(op, "leaves a slot that it has not released", why="the producer will wait for it forever", fix="put warp.release before it")
+        place.stage += 1
+        place.acquired = place.waited = place.released = False
+        if place.stage == place.pipe.owner.opview.stages.value:
+            place.stage, place.phase = 0, 1 - place.phase
+
+    # -- MMAs and fragments
+
+    def wgmma(self, agent, op) -> None:
+        reads = []
+        for buffer, state in ((op.a, op.a_state), (op.b, op.b_state)):
+            if space_of(buffer.type) != "smem":
+                continue
+            if state is None:
+                self._check_ready(agent, op, buffer)
+                continue
+            place = agent.places[state]
+            if not place.waited or place.released:
+                raise op_diagnostic(op, "reads a slot of its buffer that was not waited for", why="TMA may still be writing it", fix="put warp.wait before it, and warp.release after")
+            if buffer in self.overwritten:
+                raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
+            reads.append((place, buffer))
+            self.last_read[agent, buffer] = self.epoch.get(agent, 0)
+        a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
+        for written, read, _ in [*agent.in_flight, agent.open_group]:
+            if written & a_fragment or op.acc in read:
+                raise op_diagnostic(op, "uses registers of an MMA in flight", why="it reads an accumulator, or overwrites an operand, that is not complete", fix="put warp.wgmma_wait before it")
+        agent.open_group[0].add(op.acc)
+        agent.open_group[1] |= a_fragment
+        agent.open_group[2] += reads
+
+    def _check_ready(self, agent, op, buffer) -> None:
+        if buffer not in agent.synced:
+            raise op_diagnostic(op, "reads a buffer that its warpgroup's writes have not reached", why="writes of threads reach wgmma by a fence and a barrier",
+                                fix="put warp.fence_async and warp.barrier after the write")
+
+    def commit(self, agent, op) -> None:
+        agent.in_flight.append(tuple(agent.open_group))
+        agent.open_group = [set(), set(), []]
+
+    def wgmma_wait(self, agent, op) -> None:
+        done = max(0, len(agent.in_flight) - op.pending.value)
+        agent.in_flight = agent.in_flight[done:]
+
+    def touch(self, agent, op) -> None:
+        read, written = fragments_touched(op)
+        for acc, operand, _ in [*agent.in_flight, agent.open_group]:
+            if acc & (read | written) or operand & written:
+                what = "reads or writes an accumulator of" if acc & (read | written) else "overwrites an operand of"
+                raise op_diagnostic(op, f"{what} an MMA in flight", why="its registers are not usable until a wait", fix="put warp.wgmma_wait before it")
+
+    # -- shared memory of threads
+
+    def store_shared(self, agent, op) -> None:
+        self.touch(agent, op)
+        self._check_overwrite(agent, op, op.buffer)
+        agent.wrote.add(op.buffer)
+        agent.fenced.discard(op.buffer)
+        agent.synced.discard(op.buffer)
+
+    def _check_overwrite(self, agent, op, buffer) -> None:
+        for other in self.program.overlapping[buffer]:
+            for reader in self.agents:
+                read_at = self.last_read.get((reader, other))
+                if read_at is not None and read_at >= self.epoch.get(reader, 0):
+                    raise op_diagnostic(op, "overwrites bytes of another buffer that may still be read", why=f"role {reader.name} read it, and no barrier of the role came after",
+                                        fix='put warp.barrier {scope = "role"} before it')
+            for _, _, reads in [g for a in self.agents for g in [*a.in_flight, a.open_group]]:
+                if any(b == other for _, b in reads):
+                    raise op_diagnostic(op, "overwrites bytes of another buffer that an MMA in flight reads")
+            self.overwritten.add(other)
+
+    def fence_async(self, agent, op) -> None:
+        agent.fenced |= agent.wrote
+
+    def tma_store(self, agent, op) -> None:
+        if op.buffer not in agent.synced:
+            raise op_diagnostic(op, "stores a buffer that its warpgroup's writes have not reached", why="writes of threads reach TMA by a fence and a barrier",
+                                fix="put warp.fence_async and warp.barrier before it")
+
+    # -- named barriers
+
+    def barrier(self, agent, op):
+        per_group = op.scope.value == "warpgroup"
+        key = (op.id.value + agent.group, "group") if per_group else (op.id.value, "role")
+        need = 1 if per_group else sum(1 for a in self.agents if a.role == agent.role)
+        yield from self._meet(agent, op, key, need)
+        agent.synced |= agent.fenced
+        if not per_group:
+            self.epoch[agent] = self.epoch.get(agent, 0) + 1
+
+    def _meet(self, agent, op, key, need):
+        waiting = self.barriers.setdefault(key, [0, 0])  # arrivals of this generation, generation
+        generation = waiting[1]
+        self._arrive(waiting, need)
+        while waiting[1] == generation:
+            yield op
+
+    def _arrive(self, waiting, need) -> None:
+        waiting[0] += 1
+        if waiting[0] == need:
+            waiting[0], waiting[1] = 0, waiting[1] + 1
+
+    def turn_init(self, agent, op) -> None:
+        if agent.group == 0:
+            self._arrive(self.barriers.setdefault((op.id.value, "turn"), [0, 0]), 2)
+
+    def turn_take(self, agent, op):
+        yield from self._meet(agent, op, (op.id.value + agent.group, "turn"), 2)
+
+    def turn_give(self, agent, op) -> None:
+        groups = sum(1 for a in self.agents if a.role == agent.role)
+        self._arrive(self.barriers.setdefault((op.id.value + (agent.group + 1) % groups, "turn"), [0, 0]), 2)
+
+
+def fragments_touched(op) -> tuple[set, set]:
+    """(fragments read, fragments written) by an operation on registers."""
+    if isinstance(op, warp.MapOp):
+        read = set(op.inputs) | ({op.cond} if op.cond is not None and space_of(op.cond.type) == "reg" else set())
+        return read, {op.target}
+    if isinstance(op, (warp.ReduceOp, warp.VoteAnyOp, warp.CopyOp)):
+        return {op.source}, {op.target}
+    if isinstance(op, warp.FillOp):
+        return set(), {op.target}
+    if isinstance(op, (warp.StoreRowsOp, warp.StoreSharedOp)):
+        return {op.source}, set()
+    return set(), set()
+
+
+_RULES = {
+    warp.StateOp: _Machine.state, warp.AcquireOp: _Machine.acquire, warp.ArmOp: _Machine.arm, warp.TmaLoadOp: _Machine.tma_load, warp.WaitOp: _Machine.wait,
+    warp.ReleaseOp: _Machine.release, warp.AdvanceOp: _Machine.advance, warp.WgmmaOp: _Machine.wgmma, warp.WgmmaCommitOp: _Machine.commit,
+    warp.WgmmaWaitOp: _Machine.wgmma_wait, warp.MapOp: _Machine.touch, warp.ReduceOp: _Machine.touch, warp.VoteAnyOp: _Machine.touch, warp.CopyOp: _Machine.touch,
+    warp.FillOp: _Machine.touch, warp.StoreRowsOp: _Machine.touch, warp.StoreSharedOp: _Machine.store_shared, warp.FenceAsyncOp: _Machine.fence_async,
+    warp.TmaStoreOp: _Machine.tma_store, warp.BarrierOp: _Machine.barrier, warp.TurnInitOp: _Machine.turn_init, warp.TurnTakeOp: _Machine.turn_take,
+    warp.TurnGiveOp: _Machine.turn_give,
+}
