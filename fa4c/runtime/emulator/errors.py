@@ -8,10 +8,14 @@ class EmulatorError(Exception):
         self.what, self.file, self.line, self.why, self.fix = what, file, line, why, fix
         super().__init__(self.text())
 
+    @property
+    def where(self) -> str:
+        """`file:line:1`, for the command line."""
+        return f"{self.file}:{self.line}:1" if self.line else self.file
+
     def text(self) -> str:
         """The message as the command line prints it."""
-        where = f"{self.file}:{self.line}:1: " if self.line else f"{self.file}: "
-        lines = [f"{where}error: {self.what}"]
+        lines = [f"{self.where}: error: {self.what}"]
         if self.why:
             lines.append(f"note: why: {self.why}")
         if self.fix:

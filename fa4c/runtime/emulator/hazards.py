@@ -162,6 +162,21 @@ class Hazards:
             rec = Record(line, write, None, w, F.mask_int(act) if act is not None else FULL, act, w.ep, rows, size, strong)
             self._access(rec, clock, shadow, r, size, write, what)
 
+    def flat(self, F, shadow, rows, size, write, line):
+        """A whole warp accesses rows together (an allocation, say), not lane by lane."""
+        clock = join_all(c for _, c in F.parts)
+        op = AsyncOp(-1, clock, line, "access", F.warp, None)
+        op.clock = self.release(F, F.mask)
+        wv, rv = shadow.wv[size], shadow.rv[size]
+        rec = Record(line, write, op)
+        for k in _unique(wv[rows]):
+            if k > HOST and not self._ordered(self.recs[k], rec, op.clock, shadow, rows, size):
+                self._race(rec, self.recs[k], shadow, rows, size, wv[rows] == k)
+        for s in _unique(rv[rows]):
+            for k in self.sets[s]:
+                if not self._ordered(self.recs[k], rec, op.clock, shadow, rows, size):
+                    self._race(rec, self.recs[k], shadow, rows, size, rv[rows] == s)
+
     def async_access(self, op, shadow, rows, size, write, what="access"):
         """An asynchronous operation accesses rows of a shadow."""
         self._access(Record(op.line, write, op), op.clock, shadow, rows, size, write, what)
@@ -232,7 +247,7 @@ class Hazards:
                 return True
             return clock.knows(2 * old.asy.id + (1 if old.write else 0))
         w = old.warp
-        visible = new.asy is not None and old.write
+        visible = new.asy is not None and old.write and new.asy.kind != "mbarrier.init"
         known = clock.seen(w.cluster.index, w.lane_slice, visible)
         behind = old.ep > known
         if old.marr is not None:

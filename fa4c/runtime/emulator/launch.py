@@ -59,6 +59,12 @@ class TensorMap:
         if bad:
             raise EmulatorError(f"tensor map: {bad}", why="cuTensorMapEncodeTiled would refuse it")
 
+    @classmethod
+    def from_bytes(cls, raw, buffer, offset=0):
+        """The map that 128 raw descriptor bytes describe, over a buffer: the address inside the bytes is replaced."""
+        d = decode_map(bytes(raw))
+        return cls(buffer, d.dtype, d.dims, d.strides[1:], d.box, d.swizzle, d.element_strides, "nan" if d.oob_nan else "zero", offset)
+
     def descriptor(self, address):
         """The decoded map, with the tensor at a global address."""
         size = ELEMENT_BYTES[self.dtype]

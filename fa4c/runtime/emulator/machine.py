@@ -141,7 +141,8 @@ class Warp:
         self.specials, self.local, self.joins = {}, None, {}
         self.pending_regs, self.pending_inputs, self.wg_groups, self.wg_open = {}, {}, [], []  # wgmma.py
         self.bulk, self.cp_async = {}, {}  # per lane: bulk groups, cp.async groups
-        self.tc = None  # tcgen05.py
+        self.tc, self.watch_loads = None, False  # tcgen05.py
+        self.inits, self.published = 0, 0  # mbarrier initialisations, and those a fence.mbarrier_init has published
         self.dirty = set() if cta.launch.program.uses_wgmma and cta.launch.hazards else None
 
     def name(self):

@@ -274,7 +274,7 @@ def shf(a, b, n, left, wrap):
 
 
 def popc(a):
-    return np.bitwise_count(a).astype(U4)
+    return np.array([int(v).bit_count() for v in a], U4)
 
 
 def clz(a):

@@ -272,6 +272,10 @@ class Launch:
                     from .wgmma import check_block
 
                     check_block(F, c)
+                if warp.watch_loads:
+                    from .tcgen05 import use_loads
+
+                    use_loads(F, b.upward)
                 if c.op is not None:
                     m = self._guard(F, c.instr)
                     if m is None or F.fired:

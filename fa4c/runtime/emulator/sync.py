@@ -298,10 +298,9 @@ def _cluster_barrier(ins, p):
             b.lanes[w] = (b.lanes.get(w, (0, 0))[0] | lanes, b.generation)
             w.specials["cluster phase"] = b.generation
             b.lines.append(ins.line)
-            if not relaxed:
-                c = F.release(lanes)
-                if c is not None:
-                    b.clock = c if b.clock is None else b.clock.join(c)
+            c = F.release(lanes) if not relaxed else F.H.start_clock(cl).with_bits(w.published) if F.H else None
+            if c is not None:
+                b.clock = c if b.clock is None else b.clock.join(c)
             F.launch.effects += 1
             _cluster_done(cl, b)
             return True
@@ -427,12 +426,20 @@ def _mbar_init(ins, program):
             if not 1 <= count < 1 << 20:
                 raise EmulatorError(f"mbarrier.init with count {count}", line=ins.line, why="the count must be 1..2^20-1")
             if F.H:
-                F.H.generic(F, mask_array(1 << int(lane)), cl.smem.mem.shadow, np.full(32, at >> 3, np.int64), 8, True, ins.line, what="mbarrier")
+                _init_record(F, cl, 1 << int(lane), at, ins.line)
             cl.mbars[at] = MBarrier(at, count, ins.line)
         F.launch.effects += 1
         return True
 
     return run
+
+
+def _init_record(F, cl, lane, at, line):
+    """An initialisation is recorded like an operation that is complete at once: fence.mbarrier_init publishes it alone."""
+    op = F.launch.new_op(F, "mbarrier.init", line, lane)
+    F.H.async_write(op, cl.smem.mem.shadow, np.array([at >> 3]), 8)
+    F.H.add_bits(F, lane, op.bits)
+    F.warp.inits |= op.bits
 
 
 def _mbar_inval(ins, program):
@@ -602,6 +609,8 @@ def op_fence(ins, program):
             lanes = mask_int(m)
             if is_async:
                 F.H.proxy_fence(F, lanes)
+            elif "mbarrier_init" in p:
+                F.warp.published |= F.warp.inits
             elif not proxy:
                 from .atomics import thread_fence
 

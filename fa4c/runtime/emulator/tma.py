@@ -16,7 +16,7 @@ from .sync import complete_tx, find
 
 SWIZZLE_MASK = {0: 0, 32: 1, 64: 3, 128: 7}
 _FORMATS = {0: ("u8", 1), 1: ("u16", 2), 2: ("u32", 4), 3: ("s32", 4), 4: ("u64", 8), 5: ("s64", 8), 6: ("f16", 2), 7: ("f32", 4), 8: ("f32", 4), 9: ("f64", 8), 10: ("bf16", 2)}
-ELEMENT_BYTES = {"u8": 1, "s8": 1, "u16": 2, "i16": 2, "s16": 2, "u32": 4, "s32": 4, "i32": 4, "u64": 8, "s64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "tf32": 4}
+ELEMENT_BYTES = {"u8": 1, "s8": 1, "u16": 2, "i16": 2, "s16": 2, "u32": 4, "s32": 4, "i32": 4, "u64": 8, "s64": 8, "f16": 2, "fp16": 2, "bf16": 2, "f32": 4, "f64": 8, "tf32": 4}
 
 
 @dataclass
@@ -168,7 +168,7 @@ def _completion(F, op):
 
 
 _REDUCE = {"add": lambda o, v: o + v, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "inc": None, "dec": None}
-_NUMPY = {"f32": "f4", "f64": "f8", "u32": "u4", "s32": "i4", "u64": "u8", "s64": "i8", "f16": "f2", "b32": "u4", "b64": "u8"}
+_NUMPY = {"f32": "f4", "f64": "f8", "u32": "u4", "s32": "i4", "u64": "u8", "s64": "i8", "f16": "f2", "fp16": "f2", "b32": "u4", "b64": "u8"}
 
 
 def _reduce(old, new, op, dtype):
