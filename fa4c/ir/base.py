@@ -138,7 +138,8 @@ def make_operation_base(dialect: type) -> type:
 def _init_with_optional(init, optional_attrs, inferred_segments):
     def __init__(self, *args, **kwargs):
         given = {k: kwargs.pop(k) for k in list(kwargs) if k in optional_attrs}
-        init(self, *args, **kwargs)
+        # `ext` takes a false attribute for an absent one; as a plain Attribute, BoolAttr(false) is true
+        init(self, *args, **{k: ir.Attribute(v) if isinstance(v, ir.BoolAttr) else v for k, v in kwargs.items()})
         for name, value in given.items():
             if value is not None:
                 self.attributes[name] = value

@@ -10,6 +10,8 @@ Thread coordinates (PTX ISA, wgmma accumulator): element r of a thread lies in r
 
 from __future__ import annotations
 
+import contextlib
+
 from ..ir import tile, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
@@ -99,6 +101,13 @@ class _Kernel:
     def operand(self, value) -> str:
         return self.values[value]
 
+    @contextlib.contextmanager
+    def unrolled(self, hint: str, *bounds):
+        """`for NAME in range_constexpr(...)`. Names are never used twice in a kernel: the DSL would join them across branches."""
+        name = self.names.fresh(hint)
+        with self.top.block(f"for {name} in range_constexpr({', '.join(map(str, bounds))}):"):
+            yield name
+
     # -- scalars that are no arith
 
     def program_id(self, op) -> None:
@@ -127,7 +136,7 @@ class _Kernel:
         if op.emulated.value == 0:
             text = f"cute.math.exp2({x}, fastmath=True)"
         else:
-            text = f"exp2_emulated({x}) if r // 4 % 16 < {op.emulated.value} else cute.math.exp2({x}, fastmath=True)"
+            text = f"exp2_emulated({x}) if {self.element} // 4 % 16 < {op.emulated.value} else cute.math.exp2({x}, fastmath=True)"
         self._assign(op.out, text)
 
     def ptx(self, op) -> None:
@@ -161,10 +170,10 @@ class _Kernel:
             with self.top.block("with cute.arch.elect_one():"):
                 for pipe in op.pipes:
                     made = pipe.owner.opview
-                    with self.top.block(f"for c in range_constexpr({made.stages.value}):"):
-                        self.top(f"cute.arch.mbarrier_init({self.values[pipe]} + c, 1)")
+                    with self.unrolled("s", made.stages.value) as s:
+                        self.top(f"cute.arch.mbarrier_init({self.values[pipe]} + {s}, 1)")
                         if made.arrivals.value:
-                            self.top(f"cute.arch.mbarrier_init({self.values[pipe, 'empty']} + c, {made.arrivals.value})")
+                            self.top(f"cute.arch.mbarrier_init({self.values[pipe, 'empty']} + {s}, {made.arrivals.value})")
             self.top("cute.arch.mbarrier_init_fence()")
         self.top("cute.arch.sync_threads()")
 
@@ -177,11 +186,10 @@ class _Kernel:
             if op.registers.value != at_launch:
                 direction = "increase" if op.registers.value > at_launch else "decrease"
                 self.top(f"cute.arch.setmaxregister_{direction}({op.registers.value})")
-            outer_top, outer_names = self.top, self.names
-            self.names = self.names.child()
+            outer_top = self.top
             self.declared, self.header, self.views, self.top = {}, Lines(), Lines(), Lines()
             self.block(op.body.blocks[0])
-            body, self.top, self.names = self.top, outer_top, outer_names
+            body, self.top = self.top, outer_top
             inner = op.active.value != count
             if inner:
                 condition = f"warp == {first}" if op.active.value == 1 else f"warp < {first + op.active.value}"
@@ -308,17 +316,17 @@ class _Kernel:
         self.top(comment(op))
         slot = self.operand(op.state)
         full = f"{self.operand(self._pipe(op.state))} + {slot}"
-        with self.top.block(f"for c in range_constexpr({slabs}):"):
-            self.top(f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {slabs * rows * span} + c * {rows * span}, "
-                     f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'c * {span}')}), {full})")
+        with self.unrolled("slab", slabs) as slab:
+            self.top(f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {slabs * rows * span} + {slab} * {rows * span}, "
+                     f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full})")
 
     def tma_store(self, op) -> None:
         span, slabs, rows, _ = self._slab(op.buffer)
         self._check_box(op, [64, span])
         self.top(comment(op))
-        with self.top.block(f"for c in range_constexpr({slabs}):"):
+        with self.unrolled("slab", slabs) as slab:
             self.top(f"prims.cp_async_bulk_tensor_global_shared_cta({self.operand(op.map)}.get_ptr(), "
-                     f"{self.operand(op.buffer)} + wg * {64 * span} + c * {rows * span}, ({self._coords(op.coords, f'c * {span}', op.row.value)}))")
+                     f"{self.operand(op.buffer)} + wg * {64 * span} + {slab} * {rows * span}, ({self._coords(op.coords, f'{slab} * {span}', op.row.value)}))")
 
     def _check_box(self, op, want) -> None:
         box = [size for size in op.map.owner.opview.box]
@@ -352,12 +360,13 @@ class _Kernel:
         source = self.operand(op.source)
         coords = [self.operand(c) for c in op.coords]
         self.top(comment(op))
-        with self.top.block("for g in range_constexpr(2):"):
-            self.top(f"row = {coords[-1]} + row0 + 8 * g")
-            terms = [f"Int64({c}) * {self.parameter_name[('stride', target, axis)]}" for axis, c in enumerate([*coords[:-1], "row"])]
+        with self.unrolled("g", 2) as g:
+            row = self.names.fresh("row")
+            self.top(f"{row} = {coords[-1]} + row0 + 8 * {g}")
+            terms = [f"Int64({c}) * {self.parameter_name[('stride', target, axis)]}" for axis, c in enumerate([*coords[:-1], row])]
             pointer = self.parameter_name[("pointer", target)]
-            with self.top.block(f"if (t % 4 == 0) & (row < {self._size(target, rank - 1)}) & ({pointer} != 0):"):
-                self.top(f"write_element({dsl_type(target.type.element_type)}, {pointer}, {' + '.join(terms)}, {source}[g])")
+            with self.top.block(f"if (t % 4 == 0) & ({row} < {self._size(target, rank - 1)}) & ({pointer} != 0):"):
+                self.top(f"write_element({dsl_type(target.type.element_type)}, {pointer}, {' + '.join(terms)}, {source}[{g}])")
 
     # -- compute
 
@@ -376,12 +385,12 @@ class _Kernel:
     def fill(self, op) -> None:
         kind = op.target.type
         value = float_text(op.value.value) if isinstance(op.value, ir.FloatAttr) else str(op.value.value)
-        with self.top.block(f"for r in range_constexpr({self._elements(kind)}):"):
-            self.top(f"{self.operand(op.target)}[r] = {dsl_type(kind.element_type)}({value})")
+        with self.unrolled("r", self._elements(kind)) as r:
+            self.top(f"{self.operand(op.target)}[{r}] = {dsl_type(kind.element_type)}({value})")
 
     def copy(self, op) -> None:
-        with self.top.block(f"for r in range_constexpr({self._elements(op.target.type)}):"):
-            self.top(f"{self.operand(op.target)}[r] = {self.operand(op.source)}[r]")
+        with self.unrolled("r", self._elements(op.target.type)) as r:
+            self.top(f"{self.operand(op.target)}[{r}] = {self.operand(op.source)}[{r}]")
 
     def map_op(self, op) -> None:
         self.top(comment(op))
@@ -395,62 +404,57 @@ class _Kernel:
     def _map_loop(self, op) -> None:
         kind = op.target.type
         body = op.body.blocks[0]
-        wide = self._elements(kind) != 2 or (kind.rank == 2 and kind.shape[1] != 4)
-        half = "r // 2 % 2" if wide else "r"
-        outer = self.names
-        self.names = self.names.child()
+        full_width = kind.rank == 2 and kind.shape[1] != 4
         arguments = list(body.arguments)
-        with self.top.block(f"for r in range_constexpr({self._elements(kind)}):"):
+        with self.unrolled("r", self._elements(kind)) as r:
+            self.element = r
+            half = f"{r} // 2 % 2" if full_width else r
             for argument, value in zip(arguments, op.inputs, strict=False):
                 per_row = value.type.rank == 1 and kind.rank == 2
-                name = self.names.fresh("x")
-                index = half if per_row else "r"
                 flag = " != 0" if str(value.type.element_type) == "i1" else ""
-                self.top(f"{name} = {self.operand(value)}[{index}]{flag}")
-                self.values[argument] = name
+                self._assign(argument, f"{self.operand(value)}[{half if per_row else r}]{flag}", "x")
             used = _uses(body)
             if arguments[-2] in used:
-                self.top(f"row = row0 + 8 * ({half})")
-                self.values[arguments[-2]] = "row"
+                self._assign(arguments[-2], f"row0 + 8 * ({half})", "row")
             if arguments[-1] in used:
-                self.top("col = col0 + 8 * (r // 4) + r % 2" if wide else "col = t % 4")
-                self.values[arguments[-1]] = "col"
+                self._assign(arguments[-1], f"col0 + 8 * ({r} // 4) + {r} % 2" if full_width else "t % 4", "col")
             operations = list(body.operations)
             for inner in operations[:-1]:
                 self.emit(inner)
             result = self.operand(operations[-1].operation.operands[0])
             if str(kind.element_type) == "i1":
                 result = f"select(Int32, {result}, 1, 0)"
-            self.top(f"{self.operand(op.target)}[r] = {result}")
-        self.names = outer
+            self.top(f"{self.operand(op.target)}[{r}] = {result}")
 
     def reduce(self, op) -> None:
         source, target = self.operand(op.source), self.operand(op.target)
         kind, columns = op.kind.value, op.source.type.shape[1]
         lanes = op.target.type.rank == 1
         combine = (lambda a, b: f"cute.arch.fmax({a}, {b})") if kind == "max" else (lambda a, b: f"{a} + {b}")
+        even, odd = self.names.fresh("even"), self.names.fresh("odd")
         self.top(comment(op))
-        with self.top.block("for g in range_constexpr(2):"):
+        with self.unrolled("g", 2) as g:
             if columns == 4:
-                self.top(f"c = {source}[g]")
+                self.top(f"{even} = {source}[{g}]")
             else:  # two chains, for latency
-                self.top(f"c, c_odd = {source}[2 * g], {source}[2 * g + 1]")
-                with self.top.block(f"for q in range_constexpr(1, {columns // 8}):"):
-                    self.top(f"c = {combine('c', f'{source}[4 * q + 2 * g]')}")
-                    self.top(f"c_odd = {combine('c_odd', f'{source}[4 * q + 2 * g + 1]')}")
-                self.top(f"c = {combine('c', 'c_odd')}")
+                self.top(f"{even}, {odd} = {source}[2 * {g}], {source}[2 * {g} + 1]")
+                with self.unrolled("q", 1, columns // 8) as q:
+                    self.top(f"{even} = {combine(even, f'{source}[4 * {q} + 2 * {g}]')}")
+                    self.top(f"{odd} = {combine(odd, f'{source}[4 * {q} + 2 * {g} + 1]')}")
+                self.top(f"{even} = {combine(even, odd)}")
             if lanes:
-                self.top(f"c = quad_{kind}(c)")
+                self.top(f"{even} = quad_{kind}({even})")
             if op.accumulate.value:
-                self.top(f"c = {combine(f'{target}[g]', 'c')}")
-            self.top(f"{target}[g] = c")
+                self.top(f"{even} = {combine(f'{target}[{g}]', even)}")
+            self.top(f"{target}[{g}] = {even}")
 
     def vote_any(self, op) -> None:
         source, target = self.operand(op.source), self.operand(op.target)
         self.top(comment(op))
-        self.top(f"c = select(Int32, cute.arch.vote_any_sync(({source}[0] | {source}[1]) != 0), 1, 0)")
-        self.top(f"{target}[0] = c")
-        self.top(f"{target}[1] = c")
+        vote = self.names.fresh("vote")
+        self.top(f"{vote} = select(Int32, cute.arch.vote_any_sync(({source}[0] | {source}[1]) != 0), 1, 0)")
+        self.top(f"{target}[0] = {vote}")
+        self.top(f"{target}[1] = {vote}")
 
     def wgmma_fence(self, op) -> None:
         self.top("warpgroup.fence()")
@@ -468,13 +472,13 @@ class _Kernel:
         b_slot = self.operand(op.b_state) if op.b_state is not None else "0"
         if space_of(op.a.type) == "smem":
             a_slot = self.operand(op.a_state) if op.a_state is not None else "0"
-            a_text = f"{key}_A[None, None, kk, {a_slot}]"
+            a_text = f"{key}_A[None, None, {{}}, {a_slot}]"
         else:
-            a_text = f"{key}_A[None, None, kk]"
+            a_text = f"{key}_A[None, None, {{}}]"
         self.top(comment(op))
-        with self.top.block(f"for kk in range_constexpr({depth // 16}):"):
-            self.top(f"{key}.set(warpgroup.Field.ACCUMULATE, {'True' if op.accumulate.value else 'kk != 0'})")
-            self.top(f"cute.gemm({key}, {key}_D, {a_text}, {key}_B[None, None, kk, {b_slot}], {key}_D)")
+        with self.unrolled("kk", depth // 16) as kk:
+            self.top(f"{key}.set(warpgroup.Field.ACCUMULATE, {'True' if op.accumulate.value else f'{kk} != 0'})")
+            self.top(f"cute.gemm({key}, {key}_D, {a_text.format(kk)}, {key}_B[None, None, {kk}, {b_slot}], {key}_D)")
 
     def _declare_mma(self, op) -> str:
         rows, columns = op.acc.type.shape

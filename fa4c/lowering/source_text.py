@@ -51,10 +51,6 @@ class Names:
         self.taken.add(name)
         return name
 
-    def child(self) -> "Names":
-        """Names for an inner scope: they avoid these, and may be used again by its siblings."""
-        return Names(self.taken)
-
 
 def comment(op) -> str:
     """`warp.map  causal.mlir:12:8`: the phase's operation and where it comes from."""

@@ -194,7 +194,7 @@ class _Simulation:
                 # a reduction or an MMA may not overwrite an input other than the one that it starts from
                 start = passes_through(op)
                 for value in op.operation.operands:
-                    clobbers = is_register(value) and self.find(value) == self.find(result) and value != start
+                    clobbers = is_register(value) and self.find(value) == self.find(result) and not (start is not None and value == start)
                     if clobbers and not isinstance(op, MapOp):
                         raise _Clash(op, "its result would overwrite an operand that it still reads")
                     if clobbers and start is not None and isinstance(op, MapOp):
