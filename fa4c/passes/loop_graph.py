@@ -1,0 +1,313 @@
+"""The dependence graph of a block loop: which tile operation waits for which, through data and through storage, in which iteration.
+
+Data: an operation waits for what its operands are computed from, this iteration's or, through the loop's carried arguments, an earlier
+one's. Scalars are recomputed where they are needed and are no operations here; tiles that they lead to count.
+
+Storage: each register tile has one place, which each iteration writes again; a load has `buffers`. Some results take over the place of an
+operand: an MMA its accumulator's, a map that of its first operand of the same type, a reduction that of its initial value, if nobody
+reads that operand later in the program. So an online softmax turns S into P without a second tile of that size. A carried
+argument shares the place of the value that becomes it, if its readers come before that place is written; else the value is copied
+aside at the end of the step that computes it. Program order is always a legal schedule.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ..ir import tile
+from ..ir.diagnostics import op_diagnostic
+from ..ir.tile import Scheduled, space_of
+from .modulo import Edge, Graph, Op
+from .op_costs import Cost, cost
+
+
+def pipelined_loops(module) -> list:
+    """The `scf.for`s of tile kernels that hold MMAs and no such loop."""
+    found = []
+
+    def visit(block) -> bool:
+        holds = False
+        for op in block.operations:
+            inner = any([visit(b) for region in op.operation.regions for b in region.blocks]) if len(op.operation.regions) else False
+            if op.operation.name == "scf.for" and not inner and any(isinstance(o, tile.MmaOp) for o in op.regions[0].blocks[0].operations):
+                found.append(op)
+                inner = True
+            holds = holds or inner
+        return holds
+
+    for op in module.body.operations:
+        if isinstance(op, tile.KernelOp):
+            visit(op.body.blocks[0])
+    return found
+
+
+@dataclass
+class LoopGraph:
+    """`ops[i]` is operation i of `graph`, in program order; loads are free: they run ahead in hardware."""
+
+    loop: object
+    ops: list
+    costs: list[Cost]
+    graph: Graph
+
+    def name(self, i: int) -> str:
+        """For diagnostics."""
+        return _name(self.ops[i])
+
+    def reason(self, edge: Edge) -> str:
+        return edge.why.format(src=self.name(edge.src), dst=self.name(edge.dst))
+
+
+def build(loop, target) -> LoopGraph:
+    body = _Body(loop)
+    costs = [cost(op, target) for op in body.ops]
+    graph_ops = [Op(op.operation.name, _stream(op), c.issue, c.unit if c.asynchronous else "", c.clocks if c.asynchronous else 0)
+                 for op, c in zip(body.ops, costs, strict=True)]
+    edges = [*_data_edges(body, costs, target), *_effect_edges(body, costs), *_Storage(body, costs, target).edges()]
+    free = frozenset(i for i, op in enumerate(body.ops) if isinstance(op, tile.LoadOp))
+    return LoopGraph(loop, body.ops, costs, Graph(tuple(graph_ops), _strongest(edges), free))
+
+
+def _strongest(edges: list[Edge]) -> tuple[Edge, ...]:
+    """Without edges that another says more strongly: data before storage."""
+    kept: dict = {}
+    for e in edges:
+        key = (e.src, e.dst, e.distance, e.steps, e.ordered, e.from_issue)
+        if key not in kept or kept[key].latency < e.latency:
+            kept[key] = e
+    return tuple(kept.values())
+
+
+def _stream(op) -> str:
+    """Who issues it: MMAs into registers are issued by the warpgroups that own these, others by a warp of their own, as copies are."""
+    if isinstance(op, tile.LoadOp):
+        return "load"
+    return "mma" if isinstance(op, tile.MmaOp) and space_of(op.out.type) == "tmem" else "compute"
+
+
+def _name(op) -> str:
+    """As the text has it. Slow: MLIR numbers the whole module for it."""
+    results = list(op.operation.results)
+    return f"{results[0].get_name()} ({op.operation.name})" if results else op.operation.name
+
+
+# --------------------------------------------------------------------------------------------------------------------------- reading
+
+
+class _Body:
+    """The loop's tile operations and who reads whose result."""
+
+    def __init__(self, loop):
+        block = loop.regions[0].blocks[0]
+        self.loop = loop
+        self.arguments = list(block.arguments)[1:]
+        operations = list(block.operations)
+        self.yields = list(operations[-1].operation.operands)
+        self.ops = [op for op in operations if isinstance(op, Scheduled)]
+        self.index = {result: i for i, op in enumerate(self.ops) for result in op.operation.results}
+        self.carried = {argument: yielded for argument, yielded in zip(self.arguments, self.yields, strict=True)}
+        self.inside = {result for op in operations for result in op.operation.results}
+        for op in operations:
+            if not isinstance(op, Scheduled):
+                _check_unscheduled(op)
+        # value -> readers of it as it is named, without going round the loop
+        self.readers: dict = defaultdict(list)
+        for i, op in enumerate(self.ops):
+            for value in dict.fromkeys(_reads(op)):
+                self.readers[value].append(i)
+
+    def sources(self, value, distance: int = 0, seen: frozenset = frozenset()) -> set[tuple[int, int]]:
+        """(operation, distance) of the tile operations that `value` is computed from."""
+        if value in self.index:
+            return {(self.index[value], distance)}
+        if value in self.carried:
+            return set() if value in seen else self.sources(self.carried[value], distance + 1, seen | {value})
+        if value not in self.inside:
+            return set()
+        return {found for operand in _reads(value.owner.opview) for found in self.sources(operand, distance, seen)}
+
+
+def _reads(op) -> list:
+    """Operands, and what the regions of `op` take from outside of them."""
+    found = list(op.operation.operands)
+    for region in op.operation.regions:
+        for block in region.blocks:
+            own = set(block.arguments)
+            for inner in block.operations:
+                found += [value for value in _reads(inner) if value not in own]
+                own.update(inner.operation.results)
+    return found
+
+
+def _check_unscheduled(op) -> None:
+    name = op.operation.name
+    if any(isinstance(inner, Scheduled) for inner in _nested(op)):
+        raise op_diagnostic(op, "holds tile operations within a loop to be pipelined", why="they have no place in a step of their own",
+                            fix="give the operations a `cond`, or move them out of the loop")
+    tiles = [v for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) in ("reg", "smem", "tmem")]
+    if tiles and name not in ("scf.yield", "tile.splat"):
+        raise op_diagnostic(op, "computes with tiles, but has no place in a schedule", fix="use a tile operation")
+
+
+def _nested(op):
+    for region in op.operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner
+                yield from _nested(inner)
+
+
+# ----------------------------------------------------------------------------------------------------------------------- data, effects
+
+
+def _data_edges(body: _Body, costs: list[Cost], target) -> list[Edge]:
+    edges = []
+    for i, op in enumerate(body.ops):
+        for value in dict.fromkeys(_reads(op)):
+            for source, distance in sorted(body.sources(value)):
+                why = "it reads {src}" + (f" of {distance} iteration{'s' * (distance > 1)} before" if distance else "")
+                if _chains(body.ops[source], op, value, target):
+                    edges.append(Edge(source, i, costs[source].issue, distance, from_issue=True, why=why))
+                else:
+                    edges.append(Edge(source, i, costs[source].latency, distance, why=why))
+    return edges
+
+
+def _chains(first, second, value, target) -> bool:
+    """MMAs into one accumulator need not wait for each other's end where the unit finishes in order."""
+    return target.mma.in_order and isinstance(first, tile.MmaOp) and isinstance(second, tile.MmaOp) and value == second.acc
+
+
+def _effect_edges(body: _Body, costs: list[Cost]) -> list[Edge]:
+    """Stores keep their order among each other and with loads of the same tensor."""
+    edges = []
+    touched = [(i, op.target if isinstance(op, tile.StoreOp) else op.source, isinstance(op, tile.StoreOp))
+               for i, op in enumerate(body.ops) if isinstance(op, (tile.StoreOp, tile.LoadOp))]
+    for a, tensor, writes in touched:
+        for b, other, also_writes in touched:
+            if tensor == other and (writes or also_writes) and a != b:
+                edges.append(Edge(a, b, costs[a].latency, 0 if a < b else 1, why="both access one tensor"))
+    return edges
+
+
+# --------------------------------------------------------------------------------------------------------------------------- storage
+
+
+class _Storage:
+    """Which values share a place, and the edges that keep a place from being overwritten too early."""
+
+    def __init__(self, body: _Body, costs: list[Cost], target):
+        self.body, self.costs, self.target = body, costs, target
+        self.place = {value: value for value in [*body.index, *body.arguments]}
+        for i, op in enumerate(body.ops):
+            taken = self._taken_over(i, op)
+            if taken is not None:
+                self.place[op.operation.results[0]] = self._find(taken)
+        self.copied = [argument for argument in body.arguments if not self._join_carried(argument)]
+
+    def edges(self) -> list[Edge]:
+        edges = []
+        for value, i in self.body.index.items():
+            if isinstance(self.body.ops[i], tile.LoadOp):
+                edges += self._buffer_edges(value, i)
+        for place in dict.fromkeys(self._find(value) for value in self.body.index):
+            if not isinstance(getattr(place.owner, "opview", None), tile.LoadOp):
+                edges += self._place_edges(place)
+        for argument in self.copied:
+            edges += self._copy_edges(argument)
+        return [e for e in edges if e.src != e.dst]
+
+    # -- who shares
+
+    def _find(self, value):
+        while self.place[value] != value:
+            value = self.place[value]
+        return value
+
+    def _taken_over(self, i: int, op):
+        """The operand in whose place the result is formed."""
+        if isinstance(op, tile.MmaOp):
+            if op.acc is None or op.acc not in self.place:
+                return None
+            late = [r for r in self.body.readers[op.acc] if r > i]
+            if late or op.acc in self.body.yields:
+                reader = self.body.ops[late[0]] if late else self.body.loop
+                raise op_diagnostic(op, f"sums into {op.acc.get_name()} in place, but {_name(reader)} still needs the value before", why=
+                                    "an accumulator has one copy", fix="read the accumulator before the MMA")
+            return op.acc
+        if isinstance(op, tile.ReduceOp):
+            wanted = [op.init] if op.init is not None else []
+        elif isinstance(op, tile.MapOp):
+            wanted = [value for value in op.inputs if value.type == op.out.type][:1]
+        else:
+            wanted = []
+        for value in wanted:
+            is_place = value in self.place and space_of(value.type) == "reg" and value not in self.body.yields
+            if is_place and all(r <= i for r in self.body.readers[value]):
+                return value
+        return None
+
+    def _join_carried(self, argument) -> bool:
+        """Whether a carried argument and the value that becomes it are one place."""
+        value = self.body.carried[argument]
+        if space_of(argument.type) is None or value not in self.body.index or value not in self.place:
+            return True
+        if self._find(value) == self._find(argument):
+            return True
+        writers = self._writers(self._find(value))
+        readers = [i for v in self.place if self._find(v) == self._find(argument) for i in self.body.readers[v]]
+        if self._find(argument) == argument and not self._writers(argument) and all(i <= writers[0] for i in readers):
+            self.place[argument] = self._find(value)
+            return True
+        return False
+
+    def _writers(self, place) -> list[int]:
+        return sorted(i for value, i in self.body.index.items() if self._find(value) == place)
+
+    # -- edges
+
+    def _buffer_edges(self, value, i: int) -> list[Edge]:
+        buffers = self.body.ops[i].buffers.value
+        return [Edge(r, i, self.costs[r].latency, buffers, why=f"{{dst}} has {buffers} buffers") for r in self.body.readers[value]]
+
+    def _place_edges(self, place) -> list[Edge]:
+        """The readers of each version come before the next writer; writers keep their order."""
+        writers = self._writers(place)
+        edges = []
+        for value in self.place:
+            if self._find(value) != place:
+                continue
+            if value in self.body.index:
+                at = writers.index(self.body.index[value])
+                following, distance = (writers[at + 1], 0) if at + 1 < len(writers) else (writers[0], 1)
+                edges += self._before(self.body.index[value], following, distance, "writes")
+            else:  # a carried argument holds the last version of the iteration before
+                following, distance = writers[0], 0
+            for reader in self.body.readers[value]:
+                if reader != following:
+                    edges += self._before(reader, following, distance, "reads")
+        return edges
+
+    def _before(self, first: int, second: int, distance: int, does: str) -> list[Edge]:
+        a, b = self.body.ops[first], self.body.ops[second]
+        if self.target.mma.in_order and isinstance(a, tile.MmaOp) and isinstance(b, tile.MmaOp):
+            latency, from_issue = self.costs[first].issue, True
+        else:
+            latency, from_issue = self.costs[first].latency, False
+        why = f"it overwrites what {{src}} {does}" + (" in the iteration before" if distance else "")
+        return [Edge(first, second, latency, distance, from_issue=from_issue, why=why)]
+
+    def _copy_edges(self, argument) -> list[Edge]:
+        """The copy is made at the end of the step that computes the value: readers run in later steps, but before the next copy."""
+        value = self.body.carried[argument]
+        writer = self.body.index.get(value)
+        if writer is None:
+            return []
+        edges = []
+        places = [v for v in self.place if self._find(v) == self._find(argument)]
+        for reader in dict.fromkeys(r for v in places for r in self.body.readers[v]):
+            why = "the next iteration reads a copy of {}, made at the end of a step"
+            edges.append(Edge(writer, reader, 0, 1, steps=1, ordered=False, why=why.format("{src}")))
+            edges.append(Edge(reader, writer, 0, 0, ordered=False, why=why.format("{dst}")))
+        return edges

@@ -1,0 +1,442 @@
+"""Modulo scheduling on an abstract graph: when the operations of a loop start so that a new iteration starts every `ii` clocks.
+
+One schedule serves all iterations, each shifted by `ii`, the initiation interval (Rau 1994; Lam 1988). An operation is issued on a
+`stream`, which issues in program order and is busy for `issue` clocks. A synchronous operation is then done; an asynchronous one has a
+`unit`, which works through what it was given in the order of issue and is busy for `duration` clocks. Edges say what must wait for
+what, across iterations too. Streams and units each do one thing at a time.
+
+The solver is exact. Start times obey difference constraints t_b - t_a >= latency - ii * distance, whose smallest `ii` is a maximal cycle
+ratio. Two operations of one stream or unit that collide give a choice, "b is K iterations behind a, or less": one more such constraint
+on either side. Branching on collisions as they appear finds the smallest `ii` without a grid of clocks, so clocks may be in thousands.
+
+What a loop needs in the end is two small numbers for each operation, its stage and its order: in step k, an operation of stage s
+works for iteration k - s, and operations are issued in ascending order. `pipeline` chooses both. Nothing here knows MLIR.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Op:
+    """Clocks on the issuing stream and, if asynchronous, on the unit that does the work."""
+
+    name: str
+    stream: str
+    issue: int
+    unit: str = ""
+    duration: int = 0
+
+    @property
+    def asynchronous(self) -> bool:
+        return bool(self.unit)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """`dst` of iteration i + distance is issued no earlier than `latency` clocks after `src` of iteration i started.
+
+    It starts when its unit takes it, or with `from_issue`, when it is issued. In stages: `dst` comes at least `steps` steps later; in the
+    same step, only behind `src` in order, unless the edge is not `ordered`. An unordered edge says nothing about clocks.
+    """
+
+    src: int
+    dst: int
+    latency: int
+    distance: int
+    from_issue: bool = False
+    steps: int = 0
+    ordered: bool = True
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`free`: operations outside of steps, such as copies by a producer that runs ahead: they have no stage of their own."""
+
+    ops: tuple[Op, ...]
+    edges: tuple[Edge, ...]
+    free: frozenset[int] = frozenset()
+
+    def stepped(self) -> list[int]:
+        return [i for i in range(len(self.ops)) if i not in self.free]
+
+
+@dataclass
+class Schedule:
+    """`issue[i]` and `start[i]`: clocks from the beginning of the step with which iteration 0 begins. `exact`: no smaller `ii` exists."""
+
+    ii: int
+    issue: list[int]
+    start: list[int]
+    exact: bool = True
+    stages: list[int] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)  # the stepped operations, as a step issues them
+
+
+class Unschedulable(Exception):
+    """No schedule exists; `cycle` names operations that wait for each other in a circle, if that is why."""
+
+    def __init__(self, cycle: Sequence[int] = ()):
+        super().__init__("no schedule exists")
+        self.cycle = list(cycle)
+
+
+# ------------------------------------------------------------------------------------------------------------------- stages and order
+
+
+def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_stage: Mapping[int, int] | None = None,
+             pinned_order: Sequence[int] = (), limit: int = 4000) -> Schedule:
+    """The best (stage, order) with at most `stages` stages; 0: as many as `movable` operations depend on each other in a row.
+
+    Only `movable` operations may be put off to a later step than their operands allow; all others run in the first step that can have
+    them. Best is the smallest `ii`, then the fewest groups of adjacent asynchronous operations in a step (each group is one turn at the
+    unit), then the lowest stages. `pinned_stage` and `pinned_order` (operations in the order they must have) are kept.
+    """
+    pinned_stage = dict(pinned_stage or {})
+    depth = stages or max(_depth(graph, movable), 1 + max(pinned_stage.values(), default=0))
+    best, best_key, failure = None, None, None
+    for bound, assigned in _candidates(graph, movable, depth, pinned_stage):
+        if best is not None and bound > best.ii:
+            continue
+        try:
+            found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best.ii if best else None, limit=limit)
+            order = step_order(graph, assigned, found.ii, pinned_order=pinned_order, limit=limit)
+        except Unschedulable as error:
+            failure = failure or error
+            continue
+        key = (found.ii, _groups(graph, order), sum(assigned), assigned)
+        if best is None or key < best_key:
+            found.stages, found.order = assigned, order
+            best, best_key = found, key
+    if best is None:
+        raise failure or Unschedulable()
+    return best
+
+
+def step_distance(edge: Edge, stages: Sequence[int]) -> int:
+    """How many steps `dst` runs after the `src` that it waits for."""
+    return stages[edge.dst] + edge.distance - stages[edge.src]
+
+
+def violated(graph: Graph, stages: Sequence[int], order: Sequence[int]) -> Edge | None:
+    """An edge that this schedule breaks, if there is one. Edges of `free` operations are not looked at."""
+    position = {i: n for n, i in enumerate(order)}
+    for edge in graph.edges:
+        if edge.src in graph.free or edge.dst in graph.free:
+            continue
+        between = step_distance(edge, stages)
+        if between < edge.steps or (between == 0 and edge.ordered and position[edge.src] >= position[edge.dst]):
+            return edge
+    return None
+
+
+def _depth(graph: Graph, movable: Collection[int]) -> int:
+    """The most movable operations on a path within one iteration."""
+    level = {}
+
+    def of(i: int) -> int:
+        if i not in level:
+            level[i] = 0  # a circle within one iteration is found later, with its name
+            level[i] = max((of(e.src) for e in graph.edges if e.dst == i and e.distance == 0 and e.ordered), default=0) + (i in movable)
+        return level[i]
+
+    return max((of(i) for i in graph.stepped()), default=1)
+
+
+def _candidates(graph: Graph, movable: Collection[int], depth: int, pinned: Mapping[int, int]) -> list[tuple[int, list[int]]]:
+    """(lower bound of ii, stages), the most promising first."""
+    choices = [i for i in graph.stepped() if i in movable or i in pinned]
+    found = {}
+    for delays in itertools.product(*[(pinned[i],) if i in pinned else range(depth) for i in choices]):
+        wanted = dict(zip(choices, delays, strict=True))
+        stages = _earliest_stages(graph, wanted, depth)
+        if stages is None or any(stages[i] != stage for i, stage in wanted.items()):
+            continue
+        if not pinned and min(stages[i] for i in graph.stepped()) > 0:
+            continue
+        bound = _tighten(_Times(graph), _base(graph, stages), _busiest(graph))
+        if bound is not None:
+            found[tuple(stages)] = bound[0]
+    if not found:
+        raise Unschedulable(_circle(graph))
+    return sorted(((bound, list(stages)) for stages, bound in found.items()), key=lambda entry: (entry[0], sum(entry[1]), entry[1]))
+
+
+def _earliest_stages(graph: Graph, wanted: Mapping[int, int], depth: int) -> list[int] | None:
+    """The lowest stages that respect all edges and are at least those wanted; None beyond `depth`."""
+    stages = [wanted.get(i, 0) for i in range(len(graph.ops))]
+    changed = True
+    while changed:
+        changed = False
+        for e in graph.edges:
+            if e.src not in graph.free and e.dst not in graph.free and stages[e.dst] < stages[e.src] - e.distance + e.steps:
+                stages[e.dst] = stages[e.src] - e.distance + e.steps
+                changed = True
+                if stages[e.dst] >= depth:
+                    return None
+    return stages
+
+
+def _groups(graph: Graph, order: Sequence[int]) -> int:
+    flags = [graph.ops[i].asynchronous for i in order]
+    return sum(flag and not before for flag, before in zip(flags, [False, *flags], strict=False))
+
+
+def _circle(graph: Graph) -> list[int]:
+    """Operations that wait for each other within one iteration, if there are such."""
+    after = {i: [e.dst for e in graph.edges if e.src == i and e.distance == 0 and e.ordered] for i in range(len(graph.ops))}
+    for start in range(len(graph.ops)):
+        stack = [(start, [start])]
+        seen = set()
+        while stack:
+            node, path = stack.pop()
+            for following in after[node]:
+                if following == start:
+                    return path
+                if following not in seen:
+                    seen.add(following)
+                    stack.append((following, [*path, following]))
+    return []
+
+
+# -------------------------------------------------------------------------------------------------------------- difference constraints
+
+
+class _Times:
+    """Numbers the unknown times: 0 is the beginning of the step, then issue and start of each operation."""
+
+    def __init__(self, graph: Graph):
+        n = len(graph.ops)
+        self.issue = list(range(1, n + 1))
+        self.start = list(self.issue)
+        self.count = n + 1
+        for i, op in enumerate(graph.ops):
+            if op.asynchronous:
+                self.start[i] = self.count
+                self.count += 1
+
+
+def _base(graph: Graph, stages: Sequence[int] | None) -> list[tuple[int, int, int, int]]:
+    """Constraints (u, v, latency, distance): time v >= time u + latency - ii * distance."""
+    times = _Times(graph)
+    constraints = []
+    for e in graph.edges:
+        if e.ordered:
+            src = times.issue[e.src] if e.from_issue else times.start[e.src]
+            constraints.append((src, times.issue[e.dst], e.latency, e.distance))
+    for i, op in enumerate(graph.ops):
+        if op.asynchronous:
+            constraints.append((times.issue[i], times.start[i], op.issue, 0))
+        if i in graph.free or stages is None:  # only so that the search ends: nothing useful is that far away
+            span = len(graph.ops) + sum(e.distance for e in graph.edges if i in (e.src, e.dst)) + 2
+            constraints += [(0, times.issue[i], 0, span if i in graph.free else 0), (times.issue[i], 0, 0, span)]
+        else:
+            constraints += [(0, times.issue[i], 0, -stages[i]), (times.issue[i], 0, op.issue, stages[i] + 1)]
+    return constraints
+
+
+def _longest(count: int, constraints, ii: int, times: list[int]):
+    """Least times that obey the constraints, from `times` upwards; or (None, the constraints of a circle that grows for ever)."""
+    weighted = [(u, v, latency - ii * distance) for u, v, latency, distance in constraints]
+    times, came_by = list(times), [-1] * count
+    for _ in range(count + 1):
+        changed = False
+        for number, (u, v, weight) in enumerate(weighted):
+            if times[u] + weight > times[v]:
+                times[v] = times[u] + weight
+                came_by[v] = number
+                changed = last = v
+        if changed is False:
+            return times, None
+    for _ in range(count):  # far enough back to stand on the circle
+        last = constraints[came_by[last]][0]
+    circle, node = [], last
+    while not circle or node != last:
+        circle.append(constraints[came_by[node]])
+        node = circle[-1][0]
+    return None, circle
+
+
+def _tighten(times: _Times, constraints, ii: int, start: list[int] | None = None, at_most: int | None = None):
+    """(smallest ii from `ii` on, times) under the constraints, or None."""
+    while at_most is None or ii <= at_most:
+        found, circle = _longest(times.count, constraints, ii, start or [0] * times.count)
+        if found is not None:
+            return ii, found
+        latency, distance = sum(c[2] for c in circle), sum(c[3] for c in circle)
+        if distance <= 0:
+            return None
+        ii = max(ii + 1, -(-latency // distance))
+        start = None  # times were least for a smaller ii
+    return None
+
+
+def _busiest(graph: Graph) -> int:
+    """No smaller ii: each stream and unit does all its work once in it."""
+    load: dict[str, int] = {}
+    for op in graph.ops:
+        load["stream " + op.stream] = load.get("stream " + op.stream, 0) + op.issue
+        if op.asynchronous:
+            load["unit " + op.unit] = load.get("unit " + op.unit, 0) + op.duration
+    return max([1, *load.values()])
+
+
+# ---------------------------------------------------------------------------------------------------------------------------- ii
+
+
+def minimum_ii(graph: Graph, stages: Sequence[int] | None = None, *, pinned_order: Sequence[int] = (), at_most: int | None = None,
+               limit: int = 100_000) -> Schedule:
+    """The smallest initiation interval, exact unless more than `limit` collisions had to be decided. Without `stages`, any will do."""
+    times = _Times(graph)
+    constraints = _base(graph, stages)
+    for a, b in itertools.pairwise(pinned_order):
+        constraints += _behind(graph, times, a, b, stages[b] - stages[a])[0]
+    root = _tighten(times, constraints, _busiest(graph), at_most=at_most)
+    if root is None:
+        raise Unschedulable(_circle(graph))
+    pairs = _sharing(graph)
+    best, decided, stack = None, 0, [(constraints, root)]
+    while stack:
+        constraints, (ii, found) = stack.pop()
+        if best is not None and ii >= best[0]:
+            continue
+        collision = next(filter(None, (_collision(graph, times, found, ii, a, b) for a, b in pairs)), None)
+        if collision is None:
+            best = (ii, found)
+            if ii == root[0]:
+                break
+            continue
+        decided += 1
+        if decided > limit and best is not None:
+            break
+        if decided > 50 * limit:
+            raise Unschedulable()
+        children = []
+        for more in _behind(graph, times, *collision):
+            child = _tighten(times, constraints + more, ii, found, best[0] - 1 if best else at_most)
+            if child is not None:
+                children.append((child[0], len(children), constraints + more, child))
+        for _, _, more, child in sorted(children, key=lambda c: c[:2], reverse=True):
+            stack.append((more, child))
+    if best is None:
+        raise Unschedulable()
+    ii, found = best
+    return Schedule(ii, [found[t] - found[0] for t in times.issue], [found[t] - found[0] for t in times.start],
+                    exact=decided <= limit or ii == root[0])
+
+
+def _sharing(graph: Graph) -> list[tuple[int, int]]:
+    n = len(graph.ops)
+    return [(a, b) for a in range(n) for b in range(a + 1, n) if _share(graph, a, b) != (False, False)]
+
+
+def _share(graph: Graph, a: int, b: int) -> tuple[bool, bool]:
+    """Whether they share the stream, and the unit."""
+    one, other = graph.ops[a], graph.ops[b]
+    return one.stream == other.stream, one.asynchronous and one.unit == other.unit
+
+
+def _collision(graph: Graph, times: _Times, found: list[int], ii: int, a: int, b: int):
+    """(a, b, K) if they are in each other's way: b must be at least K iterations behind a, or at most K - 1."""
+    stream, unit = _share(graph, a, b)
+    one, other = graph.ops[a], graph.ops[b]
+    gaps = []
+    if stream:
+        gaps.append((found[times.issue[b]] - found[times.issue[a]], one.issue, other.issue))
+    if unit:
+        gaps.append((found[times.start[b]] - found[times.start[a]], one.duration, other.duration))
+    behind = gaps[0][0] // ii
+    for gap, length, other_length in gaps:
+        if gap < behind * ii + length:
+            return a, b, behind
+        if gap > (behind + 1) * ii - other_length:
+            return a, b, behind + 1
+    return None
+
+
+def _behind(graph: Graph, times: _Times, a: int, b: int, behind: int):
+    """The two sides of a choice: constraints for "b at least `behind` iterations behind a", and for "at most `behind` - 1"."""
+    stream, unit = _share(graph, a, b)
+    one, other = graph.ops[a], graph.ops[b]
+    later, sooner = [], []
+    if stream:
+        later.append((times.issue[a], times.issue[b], one.issue, -behind))
+        sooner.append((times.issue[b], times.issue[a], other.issue, behind))
+    if unit:
+        later.append((times.start[a], times.start[b], one.duration, -behind))
+        sooner.append((times.start[b], times.start[a], other.duration, behind))
+    return later, sooner
+
+
+# -------------------------------------------------------------------------------------------------------------------------- order
+
+
+def step_order(graph: Graph, stages: Sequence[int], ii: int, *, pinned_order: Sequence[int] = (), limit: int = 4000) -> list[int]:
+    """The stepped operations as a step of `ii` clocks issues them; the order that reads best among those that keep to `ii`.
+
+    Asynchronous operations come as early as their operands allow, the one with the most work behind it first. Synchronous ones
+    follow in the order of what they wait for: units finish in the order of issue, so what needs an early result goes before what
+    needs a late one. Ties keep the order of `graph.ops`. Backtracks where this would miss `ii`.
+    """
+    search = _OrderSearch(graph, stages, ii, pinned_order, limit)
+    found = search.extend([], _base(graph, stages), [0] * _Times(graph).count)
+    if found is None:
+        raise Unschedulable()
+    return found
+
+
+class _OrderSearch:
+    def __init__(self, graph: Graph, stages: Sequence[int], ii: int, pinned_order: Sequence[int], limit: int):
+        self.graph, self.stages, self.ii, self.left = graph, stages, ii, limit
+        self.times = _Times(graph)
+        self.before: dict[int, list[Edge]] = {i: [] for i in graph.stepped()}
+        self.after: dict[int, list[Edge]] = {i: [] for i in graph.stepped()}
+        self.pinned_before = {b: a for a, b in itertools.pairwise(pinned_order)}
+        for e in graph.edges:
+            if e.src in self.before and e.dst in self.before and e.src != e.dst and e.ordered and step_distance(e, stages) == 0:
+                self.before[e.dst].append(e)
+                self.after[e.src].append(e)
+        self.heights: dict[int, int] = {}
+
+    def extend(self, placed: list[int], constraints, times) -> list[int] | None:
+        rest = [i for i in self.graph.stepped() if i not in placed]
+        if not rest:
+            return placed
+        ready = [i for i in rest if all(e.src in placed for e in self.before[i]) and self.pinned_before.get(i, -1) not in rest]
+        for i in sorted(ready, key=lambda i: self.rank(i, placed)):
+            more = [c for j in rest if j != i for c in _behind(self.graph, self.times, i, j, self.stages[j] - self.stages[i])[0]]
+            found, _ = _longest(self.times.count, constraints + more, self.ii, times)
+            if found is not None:
+                result = self.extend([*placed, i], constraints + more, found)
+                if result is not None:
+                    return result
+            self.left -= 1
+            if self.left < 0:
+                return None
+        return None
+
+    def rank(self, i: int, placed: list[int]):
+        if self.graph.ops[i].asynchronous:
+            return 0, -self.height(i), i
+        return 1, self.awaited(i, placed), i
+
+    def height(self, i: int) -> int:
+        """The longest chain of clocks from here to the end of the step."""
+        if i not in self.heights:
+            self.heights[i] = 0
+            self.heights[i] = max((e.latency + self.height(e.dst) for e in self.after[i]), default=0)
+        return self.heights[i]
+
+    def awaited(self, i: int, placed: list[int]) -> int:
+        """The position of the last asynchronous operation of this step that must be finished first; -1 without one."""
+        waits = [-1]
+        for e in self.before[i]:
+            op = self.graph.ops[e.src]
+            waits.append(self.awaited(e.src, placed))
+            if op.asynchronous and not e.from_issue:
+                waits.append(placed.index(e.src))
+        return max(waits)

@@ -1,0 +1,172 @@
+"""How many clocks a tile operation keeps which part of an SM busy: closed formulas over tile shapes, region contents and the target.
+
+    mma      max(2 M N K / mma_flops, operand bytes / smem_bytes_per_clk): each warpgroup reads all of b, and its rows of a if a is in smem
+    map ...  max over fp32, alu and mufu of instructions x elements / lanes, and all instructions / issue slots: independent elements keep
+             the units busy side by side
+    copies   bytes / smem_bytes_per_clk
+
+One value a row is held, and computed, by the four lanes that share the row of an accumulator in registers. What a map with `cond` does
+is not counted, only its branch: such maps are there for the few blocks at a boundary, or the few times a maximum grows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from ..ir import tile
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import space_of
+
+LANES_A_WARP = 32
+COPY_LATENCY = 600  # clocks from a copy's issue until its first bytes arrive from L2; a guess, not measured
+
+# Instructions of one scalar operation, by unit. bf16 conversions pack two elements (F2FP). exp, log, pow: one multiply around ex2/lg2.
+_ONE = {
+    "fp32": {"arith.addf", "arith.subf", "arith.mulf", "arith.negf", "math.fma"},
+    "mufu": {"math.exp2", "math.log2", "math.tanh", "math.rsqrt", "math.sin", "math.cos"},
+}
+_SEVERAL = {
+    "math.exp": {"mufu": 1, "fp32": 1}, "math.log": {"mufu": 1, "fp32": 1}, "math.powf": {"mufu": 2, "fp32": 1},
+    "math.sqrt": {"mufu": 1, "fp32": 1}, "arith.divf": {"mufu": 1, "fp32": 1}, "math.erf": {"mufu": 1, "fp32": 12},
+    "arith.truncf": {"alu": 0.5}, "arith.constant": {}, "arith.index_cast": {}, "arith.index_castui": {}, "tile.yield": {},
+    "tile.load_element": {"alu": 4},
+}
+_EMULATED_EXP2 = {"fp32": 6, "alu": 2}  # range reduction, polynomial, exponent
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`clocks` on `unit`; `latency` clocks after its start the result is there. `issue`: clocks of the stream that starts it."""
+
+    unit: str
+    clocks: int
+    issue: int
+    latency: int
+    asynchronous: bool = False
+
+
+def cost(op, target) -> Cost:
+    """Of a scheduled tile operation."""
+    rule = _RULES.get(type(op))
+    if rule is None:
+        raise op_diagnostic(op, "has no cost, so that it cannot be scheduled", fix="leave out tile-pipeline")
+    return rule(op, target)
+
+
+def _mma(op, target) -> Cost:
+    m, n = op.out.type.shape
+    k = op.a.type.shape[1]
+    warpgroups = -(-m // target.mma.m)
+    operand_bytes = _bytes(op.b.type) * warpgroups + (_bytes(op.a.type) if space_of(op.a.type) == "smem" else 0)
+    clocks = _clocks(2 * m * n * k / target.mma_flops, operand_bytes / target.smem_bytes_per_clk)
+    issue = -(-k // target.mma.k) * -(-n // target.mma.n_max)
+    return Cost("tensor", clocks, issue, clocks, asynchronous=True)
+
+
+def _load(op, target) -> Cost:
+    clocks = _clocks(_bytes(op.out.type) / target.smem_bytes_per_clk)
+    return Cost("copy", clocks, 1, clocks + COPY_LATENCY, asynchronous=True)
+
+
+def _store(op, target) -> Cost:
+    if space_of(op.tile.type) == "smem":
+        clocks = _clocks(_bytes(op.tile.type) / target.smem_bytes_per_clk)
+        return Cost("copy", clocks, 1, clocks, asynchronous=True)
+    return _elementwise({"alu": _elements(op.tile.type, target)}, target)
+
+
+def _to_shared(op, target) -> Cost:
+    clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)
+    return Cost("smem", clocks, clocks, clocks)
+
+
+def _map(op, target) -> Cost:
+    if op.cond is not None:
+        return _elementwise({"alu": LANES_A_WARP}, target)
+    work: Counter = Counter()
+    each, row = _elements(op.out.type, target), _row_elements(op.out.type, target)
+    arguments = list(op.body.blocks[0].arguments)
+    inputs = list(op.inputs)
+    wide = {a for a, value in zip(arguments, inputs, strict=False) if value.type.rank == op.out.type.rank} | {arguments[-1]}
+    narrow = set(arguments) - wide
+    for inner in op.body.blocks[0].operations:
+        operation = inner.operation
+        operands = set(operation.operands)
+        times = each if operands & wide else row if operands & narrow else 0
+        (wide if times == each else narrow if times else set()).update(operation.results)
+        for unit, count in _instructions(inner).items():
+            work[unit] += count * times
+    return _elementwise(work, target)
+
+
+def _reduce(op, target) -> Cost:
+    unit = {"max": "alu", "sum": "fp32"}[op.kind.value]
+    work = Counter({unit: _elements(op.x.type, target)})
+    if op.out.type.rank == 1:  # two exchanges with the other lanes of the row, and what combines them
+        rows = _row_elements(op.out.type, target)
+        work["alu"] += 2 * rows
+        work[unit] += 2 * rows
+    return _elementwise(work, target)
+
+
+def _rescale_factor(op, target) -> Cost:
+    rows = _row_elements(op.out.type, target)
+    return _elementwise({"fp32": 2 * rows, "alu": 2 * rows, "mufu": rows}, target)
+
+
+def _vote_any(op, target) -> Cost:
+    return _elementwise({"alu": _row_elements(op.out.type, target)}, target)
+
+
+_RULES = {
+    tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.ToSharedOp: _to_shared, tile.MapOp: _map, tile.ReduceOp: _reduce,
+    tile.RescaleFactorOp: _rescale_factor, tile.VoteAnyOp: _vote_any,
+}
+
+
+def _elementwise(work, target) -> Cost:
+    lanes = {"fp32": target.fp32, "alu": target.alu, "mufu": target.mufu}
+    share = {unit: work.get(unit, 0) / lanes[unit] for unit in lanes}
+    unit = max(share, key=share.get)
+    clocks = _clocks(share[unit], sum(work.values()) / (target.warps_per_warpgroup * LANES_A_WARP))
+    return Cost(unit, clocks, clocks, clocks)
+
+
+def _instructions(op) -> dict[str, float]:
+    name = op.operation.name
+    if name == "tile.exp2":
+        share = op.emulated.value / 16
+        return {"mufu": 1 - share, **{unit: count * share for unit, count in _EMULATED_EXP2.items()}}
+    if name == "arith.mulf" and _only_feeds_a_sum(op):
+        return {}  # becomes the addition's FMA
+    for unit, names in _ONE.items():
+        if name in names:
+            return {unit: 1}
+    return _SEVERAL.get(name, {"alu": 1})
+
+
+def _only_feeds_a_sum(op) -> bool:
+    users = [use.owner for use in op.operation.results[0].uses]
+    return len(users) == 1 and users[0].operation.name in ("arith.addf", "arith.subf")
+
+
+def _clocks(*shares: float) -> int:
+    return max(1, math.ceil(max(shares)))
+
+
+def _elements(kind, target) -> int:
+    return math.prod(kind.shape) if kind.rank > 1 else _row_elements(kind, target)
+
+
+def _row_elements(kind, target) -> int:
+    """Rows, times the lanes that each hold one row's value."""
+    return kind.shape[0] * (4 if target.mma.accumulator == "reg" else 1)
+
+
+def _bytes(kind) -> int:
+    element = kind.element_type
+    width = 64 if isinstance(element, ir.IndexType) else element.width
+    return math.prod(kind.shape) * width // 8

@@ -1,0 +1,169 @@
+"""Software-pipeline block loops: give every tile operation of a loop with MMAs its `stage` and `order`.
+
+An MMA and the elementwise work that needs its result, one after the other, leave the tensor cores idle half of the time. If the loop
+issues the MMA of the next block first, both run at once. Which operation is put off to the next step, and in which order a step issues
+them, is found by modulo scheduling (Rau 1994; Lam 1988; the solver is `modulo.py`) from three things: the data flow of the loop, also
+around its back edge; the clocks each operation takes, by closed formulas over tile shapes, region contents and the target's
+throughputs (`op_costs.py`); and storage (`loop_graph.py`).
+
+Storage: a register tile has one copy, a tile in shared memory has `buffers`. An operation that overwrites a value comes after the last
+reader of the iteration before; results are formed in place where they can be, as an accumulator is. Only asynchronous operations are
+put off: to put off elementwise work would keep more tiles alive and free no unit. For attention this gives the order of FA-3 (Shah et
+al. 2024, section 3.2): S = QK of this block, O += PV of the last block, softmax of this block meanwhile, then what has to wait for PV.
+
+Before:  %s = "tile.mma"(%q, %k) {...}
+         %p = "tile.map"(%s) ({...}) {...}
+         %o1 = "tile.mma"(%p, %v, %o) {...}
+After:   %s = "tile.mma"(%q, %k) {order = 1 : i64, stage = 0 : i64, ...}
+         %p = "tile.map"(%s) ({...}) {order = 4 : i64, stage = 0 : i64, ...}
+         %o1 = "tile.mma"(%p, %v, %o) {order = 3 : i64, stage = 1 : i64, ...}
+
+Options: `stages`, at most so many (1: no overlap between iterations; 0: chosen); `buffers`, so many for every load of such loops (0: as
+the loads say). A `stage` that an operation already has is kept, and so is an `order` relative to those of other operations, or refused
+naming what it would break. Runs after all passes that add or change operations of the loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from .. import targets
+from ..ir import tile
+from ..ir.diagnostics import Diagnostic, op_diagnostic
+from ..ir.mlir import ir
+from . import loop_graph, modulo
+from .loop_graph import LoopGraph
+from .registry import register_pass
+
+
+@register_pass("tile-pipeline")
+def tile_pipeline(module: ir.Module, *, stages: int = 0, buffers: int = 0) -> None:
+    for name, value in (("stages", stages), ("buffers", buffers)):
+        if value < 0:
+            raise Diagnostic(f"{name}={value} is no count", fix=f"give a positive number, or {name}=0 to leave it open")
+    target = targets.of(module)
+    for loop in loop_graph.pipelined_loops(module):
+        if buffers:
+            for op in loop.regions[0].blocks[0].operations:
+                if isinstance(op, tile.LoadOp):
+                    op.attributes["buffers"] = _i64(buffers)
+        plan = plan_loop(loop, target, stages=stages)
+        for op, stage, order in zip(plan.loop.ops, plan.stages, plan.orders, strict=True):
+            op.attributes["stage"], op.attributes["order"] = _i64(stage), _i64(order)
+
+
+@dataclass
+class LoopPlan:
+    """What was decided for one loop: stage and order of each of `loop.ops`, and the clocks between iterations."""
+
+    loop: LoopGraph
+    ii: int
+    stages: list[int]
+    orders: list[int]
+    exact: bool
+
+
+def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
+    """The schedule of one `scf.for`; changes nothing."""
+    graph_of = loop_graph.build(loop, target)
+    graph = graph_of.graph
+    pins = _Pins(graph_of)
+    movable = [i for i in graph.stepped() if graph.ops[i].asynchronous]
+    try:
+        found = modulo.pipeline(graph, movable, stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order))
+    except modulo.Unschedulable as error:
+        raise _refusal(graph_of, pins, stages, error) from None
+    places = _with_loads(graph_of, found, pins)
+    _check_buffers(graph_of, places)
+    return LoopPlan(graph_of, found.ii, *map(list, zip(*places, strict=True)), exact=found.exact)
+
+
+def _with_loads(graph_of: LoopGraph, found: modulo.Schedule, pins: _Pins) -> list[tuple[int, int]]:
+    """(stage, order) of every operation: each load goes before the first operation of a step that needs it, or where it is pinned."""
+    graph, step, stages = graph_of.graph, list(found.order), list(found.stages)
+    loads = sorted(graph.free, key=lambda i: (i not in pins.order, pins.order.index(i) if i in pins.order else i))
+    for i in loads:
+        readers = [e.dst for e in graph.edges if e.src == i and e.dst not in graph.free]
+        stages[i] = pins.stages.get(i, min((stages[r] for r in readers), default=0))
+        place = min((step.index(r) for r in readers if stages[r] == stages[i]), default=0)
+        if i in pins.order:
+            at = pins.order.index(i)
+            place = max([place, *(step.index(j) + 1 for j in pins.order[:at] if j in step)])
+            place = min([place, *(step.index(j) for j in pins.order[at + 1 :] if j in step)])
+        step.insert(place, i)
+    places = [(stages[i], step.index(i)) for i in range(len(graph.ops))]
+    for e in graph.edges:
+        between = modulo.step_distance(e, stages)
+        if e.src in graph.free and (between < 0 or (between == 0 and places[e.src][1] > places[e.dst][1])):
+            raise _pin_breaks(graph_of, e)
+    return places
+
+
+def _check_buffers(graph_of: LoopGraph, places: list[tuple[int, int]]) -> None:
+    """A load may overwrite what was read `buffers` iterations before, no sooner."""
+    for e in graph_of.graph.edges:
+        if e.dst in graph_of.graph.free and e.src not in graph_of.graph.free:
+            op, (stage, order), (reader_stage, reader_order) = graph_of.ops[e.dst], places[e.dst], places[e.src]
+            needed = reader_stage - stage + (order < reader_order)
+            if isinstance(op, tile.LoadOp) and op.buffers.value < needed:
+                raise op_diagnostic(op, f"has {op.buffers.value} of the {needed} buffers that its schedule needs",
+                                    why=f"{graph_of.name(e.src)} reads the tile {reader_stage - stage} steps after it is loaded",
+                                    fix=f"write buffers = {needed}, or tile-pipeline{{buffers={needed}}}")
+
+
+class _Pins:
+    """What the text already says: `stages` of operations, and `order`, the operations that have one, in that order."""
+
+    def __init__(self, graph_of: LoopGraph):
+        self._graph_of = graph_of
+        ops = graph_of.ops
+        self.stages = {i: op.stage.value for i, op in enumerate(ops) if "stage" in op.attributes}
+        orders = {i: op.order.value for i, op in enumerate(ops) if "order" in op.attributes}
+        self.order = sorted(orders, key=orders.get)
+        for i, stage in self.stages.items():
+            if stage < 0:
+                raise op_diagnostic(ops[i], f"has stage = {stage}", why="stages count from 0")
+        for a, b in itertools.pairwise(self.order):
+            if orders[a] == orders[b]:
+                raise op_diagnostic(ops[b], f"has order = {orders[b]}, as has {graph_of.name(a)}",
+                                    why="a step runs one operation after the other", fix="give each an order of its own")
+        for e in graph_of.graph.edges:
+            if e.dst not in graph_of.graph.free and self._breaks(e):
+                raise _pin_breaks(graph_of, e)
+
+    def steps(self, of):
+        """The part that is not about loads."""
+        free = self._graph_of.graph.free
+        return {i: stage for i, stage in of.items() if i not in free} if isinstance(of, dict) else [i for i in of if i not in free]
+
+    def _breaks(self, e: modulo.Edge) -> bool:
+        if e.src not in self.stages or e.dst not in self.stages:
+            return False
+        between = self.stages[e.dst] + e.distance - self.stages[e.src]
+        if between == 0 and e.ordered and e.src in self.order and e.dst in self.order:
+            return self.order.index(e.src) >= self.order.index(e.dst)
+        return between < e.steps
+
+
+def _pin_breaks(graph_of: LoopGraph, e: modulo.Edge) -> Diagnostic:
+    op = graph_of.ops[e.dst]
+    at = ", ".join(f"{name} = {op.attributes[name].value}" for name in ("stage", "order") if name in op.attributes) or "no place of its own"
+    return op_diagnostic(op, f"is pinned too early ({at}): it must run after {graph_of.name(e.src)}", why=graph_of.reason(e),
+                         fix="raise its stage or order, lower that of the other, or remove both for a schedule to be found")
+
+
+def _refusal(graph_of: LoopGraph, pins: _Pins, stages: int, error: modulo.Unschedulable) -> Diagnostic:
+    names = [graph_of.name(i) for i in error.cycle]
+    pinned = sorted({*pins.stages, *pins.order})
+    if pinned:
+        listed = ", ".join(graph_of.name(i) for i in pinned)
+        return op_diagnostic(graph_of.ops[pinned[0]], "is pinned so that the other operations find no place",
+                             why=f"pinned are: {listed}" + (f"; at most {stages} stages are allowed" if stages else ""),
+                             fix="remove `stage` and `order` from some of them")
+    return op_diagnostic(graph_of.loop, "cannot be pipelined: no schedule exists",
+                         why=f"these wait for each other within one iteration: {' -> '.join(names)}" if names else "")
+
+
+def _i64(number: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
