@@ -53,7 +53,7 @@ def expand(op) -> None:
 
 def collapse(op) -> None:
     """Take them off again: back to one size a group, or to none where the count says it."""
-    for what, fields, values in _lists(op):
+    for what, fields, _ in _lists(op):
         name = SEGMENTS[what]
         if name not in op.attributes or not any(is_expanded(field) for field in fields):
             continue
