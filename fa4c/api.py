@@ -7,23 +7,25 @@ imported in `_compile_text`, and only where the disk cache has no kernel.
 
 from __future__ import annotations
 
-import math
 import os
 import pathlib
 import threading
 
 import torch
 
-from .runtime import autograd, cache, cuda, execute, reference
+from .runtime import arguments, autograd, cache, cuda, execute, reference
 from .runtime.artifact import Artifact
 from .runtime.artifact import load as load_artifact
 from .runtime.check import lse_values
-from .runtime.errors import BackendError, InputError, InputTypeError, NotYetError, nearest
+from .runtime.errors import BackendError, InputError, InputTypeError, NotYetError
 from .runtime.manifest import TARGETS
 from .runtime.torch_types import name_of
 
 _MAX_CALLS = 1024
 _environ = os.environ
+# os.environ encodes a name and raises inside at each look-up of an unset variable, 1 us each; its table underneath does not
+_table = getattr(os.environ, "_data", os.environ)
+_BACKEND, _TARGET = (os.environ.encodekey(n) if _table is not os.environ else n for n in ("FA4C_BACKEND", "FA4C_TARGET"))
 
 
 class _Calls(threading.local):
@@ -68,61 +70,45 @@ def attention(
     and how to fix. Inputs that require gradients run forward; `.backward()` raises `NotYetError`.
     """
     try:
-        key = (
-            q.shape,
-            q.stride(),
-            k.shape,
-            k.stride(),
-            v.shape,
-            v.stride(),
-            q.dtype,
-            k.dtype,
-            v.dtype,
-            q.device,
-            k.device,
-            v.device,
-            causal,
-            align,
-            window,
-            softcap,
-            scale,
-            return_lse,
-            variant,
-            backend,
-            target,
-            _environ.get("FA4C_BACKEND"),
-            _environ.get("FA4C_TARGET"),
-        )
+        extra = None if captured is None else tuple([(n, x.shape, x.stride(), x.dtype, x.device) for n, x in captured.items()])
+        key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, extra,
+               causal, align, window, softcap, scale, return_lse, variant, backend, target, _table.get(_BACKEND), _table.get(_TARGET))  # fmt: skip
         call = _calls.table.get(key)
-    except (AttributeError, TypeError):  # no tensors, or an option that cannot be hashed: `_first_call` says what is wrong
+    except (AttributeError, TypeError, RuntimeError):  # no strided tensor, or an unhashable option: `_first_call` tells
         key = call = None
-    if call is None or captured is not None or score_mod is not None or mask_mod is not None:
+    if call is None or score_mod is not None or mask_mod is not None:
         options = dict(causal=causal, align=align, window=window, softcap=softcap, scale=scale)
         call = _first_call(q, k, v, options, score_mod, mask_mod, return_lse, variant, captured, backend, target)
-        if key is not None and captured is None and isinstance(variant, (Artifact, type(None))):
+        if key is not None and (variant is None or isinstance(variant, Artifact)):  # a file may change: it is read again
             if len(_calls.table) >= _MAX_CALLS:
                 _calls.table.clear()
             _calls.table[key] = call
     tensors = (q, k, v) if captured is None else (q, k, v, *captured.values())
-    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or any(t.requires_grad for t in tensors[3:])):
         return autograd.Forward.apply(call, *tensors)
     return call(*tensors)
 
 
 class _Call:
-    """`call(q, k, v, *captured)` -> o or (o, lse), by one backend, for one combination of shapes and options."""
+    """`call(q, k, v, *captured)` -> o or (o, lse), by one backend, for one combination of shapes and options.
 
-    __slots__ = ("order", "run", "o", "lse")
+    `order`: positions of the kernel's inputs among the arguments, None if they are the same; `swap`: the variant's layout is (b, h, s, d).
+    """
 
-    def __init__(self, run, order, wanted, o, lse):
-        self.run, self.order = run, order
+    __slots__ = ("order", "run", "o", "lse", "swap")
+
+    def __init__(self, run, order, wanted, o, lse, swap):
+        self.run, self.order, self.swap = run, order, swap
         self.o, self.lse = wanted.index(o), None if lse is None else wanted.index(lse)
 
     def __call__(self, *tensors):
+        if self.swap:
+            tensors = [*(t.transpose(1, 2) for t in tensors[:3]), *tensors[3:]]
         if self.order is not None:
             tensors = [tensors[k] for k in self.order]
         results = self.run(tensors)
-        return results[self.o] if self.lse is None else (results[self.o], results[self.lse])
+        o = results[self.o].transpose(1, 2) if self.swap else results[self.o]
+        return o if self.lse is None else (o, results[self.lse])
 
 
 def compile(variant, *, target=None, head_dim=None, dtype=None, direction="fwd") -> Artifact:
@@ -133,11 +119,11 @@ def compile(variant, *, target=None, head_dim=None, dtype=None, direction="fwd")
     """
     if isinstance(variant, Artifact):
         return variant
-    target = _check_target(target or _environ.get("FA4C_TARGET") or "sm_90a")
-    dtype = None if dtype is None else _check_dtype(name_of(dtype))
+    target = arguments.check_target(target or _environ.get("FA4C_TARGET") or "sm_90a")
+    dtype = None if dtype is None else arguments.check_dtype(name_of(dtype))
     pair = None if head_dim is None else tuple(head_dim) if isinstance(head_dim, (tuple, list)) else (head_dim, head_dim)
     if pair is not None:
-        _check_head_dims(*pair)
+        arguments.check_head_dims(*pair)
     semantics = variant if isinstance(variant, dict) else getattr(variant, "semantics", None)
     if semantics is not None:
         return _from_semantics(semantics, target, direction, dtype or semantics["args"][0]["dtype"], pair or _head_dims(semantics))
@@ -179,41 +165,44 @@ def _first_call(q, k, v, options, score_mod, mask_mod, return_lse, variant, capt
             why="Python functions are not traced yet",
             fix="use causal, window, softcap, scale; or write the variant as an attn .mlir file and pass variant='file.mlir'",
         )
-    _check_tensors(q, k, v)
+    arguments.check_tensors(q, k, v)
     backend = execute.choose_backend(backend, q.device)
     dtype, head_dim = name_of(q.dtype), (q.shape[3], v.shape[3])
     tensors = {"q": q, "k": k, "v": v, **(captured or {})}
     if variant is None:
         if captured:
             raise InputError("captured tensors need a variant that reads them", fix="pass variant='file.mlir' too")
-        semantics = _standard(**_check_options(**options), dtype=dtype, d=head_dim[0], dv=head_dim[1])
+        semantics = _standard(**arguments.check_options(**options), dtype=dtype, d=head_dim[0], dv=head_dim[1])
         artifact = (
             None if backend == "reference" else _from_semantics(semantics, _target(target, backend, q.device), "fwd", dtype, head_dim)
         )
     else:
-        _refuse_options(options)
+        arguments.refuse_options(options)
         artifact = _variant_artifact(variant, lambda: _target(target, backend, q.device), dtype, head_dim)
         semantics = artifact.semantics
+    swap = semantics.get("layout", "bshd") == "bhsd"
+    if swap:
+        tensors |= {name: tensors[name].transpose(1, 2) for name in ("q", "k", "v")}
     o, lse = _result_names(semantics, return_lse)
     want = (o,) if lse is None else (o, lse)
     if backend == "reference":
-        return _reference_call(semantics, artifact, tensors, want, o, lse)
+        return _reference_call(semantics, artifact, tensors, want, o, lse, swap)
     given = execute.check_inputs(artifact, tensors)
     wanted = execute.wanted_outputs(artifact, want, None)
     names = [t.name for t in artifact.program.inputs]
     if backend == "cuda":
         order = [list(tensors).index(n) for n in names]
         run = execute.runner(artifact, given, wanted, q.device)
-        return _Call(run, None if order == list(range(len(order))) else order, wanted, o, lse)
+        return _Call(run, None if order == list(range(len(order))) else order, wanted, o, lse, swap)
 
     def run(values):
         results = execute.execute(artifact, dict(zip(tensors, values)), backend=backend, want=want)
         return [results[name] for name in wanted]
 
-    return _Call(run, None, wanted, o, lse)
+    return _Call(run, None, wanted, o, lse, swap)
 
 
-def _reference_call(semantics, artifact, tensors, want, o, lse) -> _Call:
+def _reference_call(semantics, artifact, tensors, want, o, lse, swap) -> _Call:
     names = list(tensors)
     known = [a["name"] for a in semantics["args"]]
     if artifact is not None:
@@ -229,7 +218,7 @@ def _reference_call(semantics, artifact, tensors, want, o, lse) -> _Call:
         results = execute.run_reference(semantics, {n: t.detach() for n, t in zip(names, values)}, want)
         return [results[name] for name in want]
 
-    return _Call(run, None, want, o, lse)
+    return _Call(run, None, want, o, lse, swap)
 
 
 def _variant_artifact(variant, target, dtype, head_dim) -> Artifact:
@@ -276,7 +265,7 @@ def _result_names(semantics, return_lse) -> tuple[str, str | None]:
 def _target(target, backend, device) -> str:
     target = target or _environ.get("FA4C_TARGET") or None
     if target is not None:
-        target = _check_target(target)
+        target = arguments.check_target(target)
         if backend == "cuda":
             cuda.check_target(target, device.index)
         return target
@@ -290,110 +279,6 @@ def _target(target, backend, device) -> str:
             fix="use backend='reference', or CPU tensors and the emulator",
         )
     return found
-
-
-def _check_tensors(q, k, v) -> None:
-    named = {"q": q, "k": k, "v": v}
-    for name, t in named.items():
-        if not isinstance(t, torch.Tensor):
-            raise InputTypeError(f"{name} is {type(t).__name__}, not a torch.Tensor")
-        if t.dim() != 4:
-            raise InputError(
-                f"{name} has {t.dim()} dimensions {tuple(t.shape)}, but needs 4: (batch, length, heads, head dim)", fix=f"reshape {name}"
-            )
-        _check_dtype(name_of(t.dtype), name)
-        if t.dtype != q.dtype:
-            raise InputTypeError(
-                f"{name} is {t.dtype}, but q is {q.dtype}", why="one kernel reads all three", fix=f"convert it: {name}.to({q.dtype})"
-            )
-    execute.check_devices(list(named), list(named.values()))
-    for name, t, axis, other, word in (
-        ("k", k, 0, q, "batch entries"),
-        ("v", v, 0, q, "batch entries"),
-        ("v", v, 1, k, "keys"),
-        ("v", v, 2, k, "heads"),
-        ("k", k, 3, q, "head dim"),
-    ):
-        if t.shape[axis] != other.shape[axis]:
-            raise InputError(
-                f"{name} has {t.shape[axis]} {word}, but {'q' if other is q else 'k'} has {other.shape[axis]}",
-                why="q is (b, sq, hq, d), k (b, sk, hkv, d), v (b, sk, hkv, dv)",
-                fix="transpose (b, h, s, d) tensors: x.transpose(1, 2)",
-            )
-    if q.shape[2] and (not k.shape[2] or q.shape[2] % k.shape[2]):
-        raise InputError(
-            f"{q.shape[2]} query heads are no multiple of {k.shape[2]} KV heads",
-            why="each KV head serves hq / hkv query heads",
-            fix="give k and v a number of heads that divides q's; tensors are (b, s, h, d)",
-        )
-    _check_head_dims(q.shape[3], v.shape[3])
-
-
-def _check_head_dims(d, dv) -> None:
-    for name, size in (("d", d), ("dv", dv)):
-        if not isinstance(size, int) or size % 8 or not 8 <= size <= 256:
-            raise InputError(
-                f"the head dim {name} = {size} is not supported",
-                why="head dims are multiples of 8 (16 bytes) up to 256",
-                fix="pad q, k (or v) with zeros to the next multiple of 8",
-            )
-
-
-def _check_dtype(dtype: str, name: str = "dtype") -> str:
-    if dtype not in ("bf16", "fp16"):
-        raise InputTypeError(f"{name} is {dtype}, which is not supported", why="the kernels read bf16 and fp16", fix="x.to(torch.bfloat16)")
-    return dtype
-
-
-def _check_target(target: str) -> str:
-    if target not in TARGETS:
-        raise InputError(f"unknown target {target!r}{nearest(target, TARGETS)}", why=f"the targets are {', '.join(TARGETS)}")
-    return target
-
-
-def _check_options(causal, align, window, softcap, scale) -> dict:
-    if align not in ("bottom_right", "top_left"):
-        raise InputError(f"align is {align!r}{nearest(str(align), ('bottom_right', 'top_left'))}", why="it is 'bottom_right' or 'top_left'")
-    if window is not None:
-        if (
-            not isinstance(window, (tuple, list))
-            or len(window) != 2
-            or not all(w is None or (isinstance(w, int) and w >= 0) for w in window)
-        ):
-            raise InputError(
-                f"window is {window!r}",
-                why="it is (left, right): inclusive distances, None = unlimited",
-                fix="for example window=(1024, 0); None instead of -1",
-            )
-        window = None if tuple(window) == (None, None) else tuple(window)
-    if softcap is not None and not _is_number(softcap, positive=True):
-        raise InputError(
-            f"softcap is {softcap!r}", why="scores become softcap * tanh(score / softcap), so it is a positive number, or None"
-        )
-    if scale is not None and not _is_number(scale):
-        raise InputError(f"scale is {scale!r}", why="it is a finite number, or None for 1 / sqrt(d)")
-    return dict(
-        causal=bool(causal),
-        align=align,
-        window=window,
-        softcap=None if softcap is None else float(softcap),
-        scale=None if scale is None else float(scale),
-    )
-
-
-def _is_number(x, positive=False) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and (not positive or x > 0)
-
-
-def _refuse_options(options) -> None:
-    default = dict(causal=False, align="bottom_right", window=None, softcap=None, scale=None)
-    for name, value in options.items():
-        if value != default[name]:
-            raise InputError(
-                f"{name}={value!r} and variant= exclude each other",
-                why="a variant says all of it: mask, scale and alignment",
-                fix=f"write {name} into the variant",
-            )
 
 
 def _head_dims(semantics) -> tuple[int, int]:
