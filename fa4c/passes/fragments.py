@@ -8,6 +8,7 @@ order, every read finds the value it means. That is decided by running the sched
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..ir.diagnostics import op_diagnostic
@@ -42,18 +43,20 @@ def assign(kernel, is_compute) -> Fragments:
 
     for a, b in forced:
         parent[find(a)] = find(b)
-    failure = _simulate(block, find, is_compute)
-    if failure:
-        op, text = failure
-        raise op_diagnostic(op, f"needs two copies of a register tile: {text}",
-                            why="each register tile has one copy, which a later iteration overwrites before it was read",
-                            fix="order the reader before the writer, or lower the stage distance")
-    for a, b in wanted:
+    reached, failure = _simulate(block, find, is_compute)
+    for a, b in wanted:  # some sharing is needed for the schedule to work at all: keep what lets it run at least as far
         root_a, root_b = find(a), find(b)
         if root_a != root_b and a.type == b.type:
             parent[root_a] = root_b
-            if _simulate(block, find, is_compute):
+            now, why = _simulate(block, find, is_compute)
+            if now >= reached:
+                reached, failure = now, why
+            else:
                 parent[root_a] = root_a
+    if failure:
+        raise op_diagnostic(failure.op, f"needs two copies of a register tile: {failure}",
+                            why="each register tile has one copy, which a later iteration overwrites before it was read",
+                            fix="order the reader before the writer, or lower the stage distance")
     return Fragments({value: find(value) for value in values})
 
 
@@ -102,17 +105,18 @@ def _collect(block, values, forced, wanted, is_compute) -> None:
 
 
 def _simulate(block, find, is_compute):
-    """(operation, text) of the first read that finds another value than it means, or None."""
+    """(operations run, the first read that finds another value than it means or None); infinitely many if there is none."""
+    simulation = _Simulation(find, is_compute)
     try:
-        _Simulation(find, is_compute).run_block(block, {})
+        simulation.run_block(block, {})
     except _Clash as clash:
-        return clash.op, clash.text
-    return None
+        return simulation.serial, clash
+    return math.inf, None
 
 
 class _Clash(Exception):
     def __init__(self, op, text):
-        self.op, self.text = op, text
+        self.op = op
         super().__init__(text)
 
 
@@ -183,6 +187,7 @@ class _Simulation:
             raise _Clash(op, "a value is read after it was overwritten, or before it was computed")
 
     def execute(self, op, tokens) -> None:
+        self.serial += 1
         for value in op.operation.operands:
             if is_register(value):
                 if value not in tokens:
@@ -199,8 +204,7 @@ class _Simulation:
                         raise _Clash(op, "its result would overwrite an operand that it still reads")
                     if clobbers and start is not None and isinstance(op, MapOp):
                         raise _Clash(op, "its first input would overwrite an operand that it still reads")
-                self.serial += 1
-                tokens[result] = (self.serial,)
+                tokens[result] = (self.serial, result)
                 self.content[self.find(result)] = tokens[result]
 
 
