@@ -24,14 +24,13 @@ class Frame:
         self.b, self.h = self._place.z, self._place.y
         self.hkv = self._kv_head()
         self.row0 = arith.muli(self._place.x, self.index(shape.block_m))
-        self.position0 = self.row0  # of the first row, as masks and maps count rows
-        if plan.facts.align == "bottom_right":
-            self.position0 = arith.addi(self.row0, arith.subi(self.size("n"), self.size("m")))
+        self._shift = arith.subi(self.size("n"), self.size("m")) if plan.facts.align == "bottom_right" else None
+        self.position0 = self.position(self.row0)
         for operation in plan.operations[:-1]:
             if not operation.name.startswith("attn.") or operation.name == "attn.size":
                 clone(operation, self.scalars, self.external)
 
-    # -- numbers -------------------------------------------------------------------------------------------------------------------------
+    # -- numbers ---------------------------------------------------------------------------------------------
 
     def index(self, value: int):
         """A constant, made once, at the start of the kernel."""
@@ -48,6 +47,10 @@ class Frame:
                 self._sizes[name] = dim_of(self.tensors[tensor.name], self.order(tensor.name).index(name))
         return self._sizes[name]
 
+    def position(self, row):
+        """A row as masks and maps count it."""
+        return row if self._shift is None else arith.addi(row, self._shift)
+
     def has(self, name: str) -> bool:
         return any(name in self.order(t) for t in self.facts)
 
@@ -56,7 +59,7 @@ class Frame:
             return self.h
         return arith.floordivsi(self.h, arith.floordivsi(self.size("hq"), self.size("hkv")))
 
-    # -- tensors -------------------------------------------------------------------------------------------------------------------------
+    # -- tensors ---------------------------------------------------------------------------------------------
 
     def order(self, name: str) -> tuple[str, ...]:
         return memory_order(self.facts[name], self.plan.facts.layout)
@@ -72,20 +75,29 @@ class Frame:
         order = self.order(tensor.name)
         dims = ir.DenseI64ArrayAttr.get([order.index(dim) for dim in tensor.dims])
         count = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), buffers) if buffers > 1 else None
-        return LoadOp(source=source, coords=self.coordinates(tensor, [first, self.index(0)]), dims=dims, buffers=count,
-                      out=tile_type([rows, columns], source.type.element_type, "smem")).out
+        return LoadOp(
+            source=source,
+            coords=self.coordinates(tensor, [first, self.index(0)]),
+            dims=dims,
+            buffers=count,
+            out=tile_type([rows, columns], source.type.element_type, "smem"),
+        ).out
 
     def store(self, tile, tensor: TensorFacts) -> None:
         order = self.order(tensor.name)
         own = [self.row0, self.index(0)][: len(tensor.dims)]
-        StoreOp(tile=tile, target=self.tensors[tensor.name], coords=self.coordinates(tensor, own),
-                dims=ir.DenseI64ArrayAttr.get([order.index(dim) for dim in tensor.dims]))
+        StoreOp(
+            tile=tile,
+            target=self.tensors[tensor.name],
+            coords=self.coordinates(tensor, own),
+            dims=ir.DenseI64ArrayAttr.get([order.index(dim) for dim in tensor.dims]),
+        )
 
     def element(self, tensor: TensorFacts, own: list):
         source = self.tensors[tensor.name]
         return LoadElementOp(source=source, coords=self.coordinates(tensor, own), out=source.type.element_type).out
 
-    # -- scalar code of the function -------------------------------------------------------------------------------------------------------
+    # -- scalar code of the function -------------------------------------------------------------------------
 
     def external(self, operation, operands):
         """What `attn.load` and `attn.size` become."""
@@ -100,15 +112,21 @@ class Frame:
         return inline(block, mapping, self.external, wanted=wanted)
 
     def bounds(self, operation) -> list:
-        """(lo, hi, full_lo, full_hi) of a band mask for all rows of this CTA: keys outside [lo, hi) no row sees, those in [full_lo, full_hi)
-        every row does. The four are non-decreasing in the row, so the first and the last row decide; rows past the end do not count."""
+        """(lo, hi, full_lo, full_hi) of a band mask for all rows of this CTA: no row sees a key outside [lo, hi), all rows see those of
+        [full_lo, full_hi). The four are non-decreasing in the row, so the first and the last row decide; rows past the end do not count."""
         region = operation.regions[1].blocks[0]
         end = arith.minsi(arith.addi(self.row0, self.index(self.shape.block_m)), self.size("m"))
-        last = arith.addi(self.position0, arith.subi(arith.subi(end, self.row0), self.index(1)))
+        last = self.position(arith.subi(end, self.index(1)))
         lo, full_hi = self.inline(region, [self.b, self.h, self.position0], wanted=(LO, FULL_HI))
         hi, full_lo = self.inline(region, [self.b, self.h, last], wanted=(HI, FULL_LO))
-        n, zero = self.size("n"), self.index(0)
-        return [arith.maxsi(lo, zero), arith.minsi(hi, n), arith.maxsi(full_lo, zero), arith.minsi(full_hi, n)]
+        n = self.size("n")
+        return [self._at_least_zero(lo), arith.minsi(hi, n), self._at_least_zero(full_lo), arith.minsi(full_hi, n)]
+
+    def _at_least_zero(self, value):
+        zero = self.index(0)
+        if not isinstance(value.owner, ir.Block) and value.owner.name == "arith.constant" and value.owner.attributes["value"].value <= 0:
+            return zero
+        return arith.maxsi(value, zero)
 
 
 def dim_of(tensor, axis: int):

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from ..ir.mlir import arith, ir, scf
 from ..ir.mlir import math as math_ops
-from ..ir.tile import MapOp, MmaOp, ReduceOp, RescaleFactorOp, SplatOp, ToSharedOp, YieldOp, tile_type
+from ..ir.tile import MmaOp, ReduceOp, RescaleFactorOp, SplatOp, ToSharedOp, tile_type
 from ._attn_to_tile_frame import FULL_HI, FULL_LO, HI, LO, Frame
 from ._attn_to_tile_plan import SPACE, Plan
 from ._attn_to_tile_shape import Shape
+from ._tile_map import emit_map
 
 _LOG2_E, _LN_2 = math.log2(math.e), math.log(2)
 _SLT, _SGT = arith.CmpIPredicate.slt, arith.CmpIPredicate.sgt
@@ -52,25 +53,26 @@ class Kernel:
 
     def emit(self) -> None:
         bounds = {p: self.frame.bounds(op) for p, op in enumerate(self.plan.operations) if op.name == "attn.band_mask"}
-        first, count = self._block_range(bounds)
+        first, end = self._block_range(bounds)
         self._load_row_tiles()
         self._start_state()
         index = self.frame.index
+        count = arith.maxsi(end if first == index(0) else arith.subi(end, first), index(0))
+        last = arith.subi(end, index(1))
         loop = scf.ForOp(index(0), count, index(1), self._state())
         with ir.InsertionPoint(loop.body):
             self._set_state(list(loop.inner_iter_args))
-            block = arith.addi(first, arith.subi(arith.subi(count, index(1)), loop.induction_variable))
-            self._column0 = arith.muli(block, index(self.shape.block_n))
+            self._column0 = arith.muli(arith.subi(last, loop.induction_variable), index(self.shape.block_n))
             self._emit_block(bounds)
             scf.YieldOp(self._state())
         self._set_state(list(loop.results))
         self._column0, self._loaded = None, {}
         self._emit_after()
 
-    # -- the loop ------------------------------------------------------------------------------------------------------------------------
+    # -- the loop --------------------------------------------------------------------------------------------
 
     def _block_range(self, bounds: dict):
-        """(first block, number of blocks) over the keys that any accumulation needs."""
+        """(first block, one past the last) over the keys that any accumulation needs."""
         frame = self.frame
         ranges = []
         for bands in dict.fromkeys(self.plan.visible()):
@@ -83,11 +85,10 @@ class Kernel:
         for other_lo, other_hi in ranges[1:]:
             lo, hi = arith.minsi(lo, other_lo), arith.maxsi(hi, other_hi)
         width = frame.index(self.shape.block_n)
-        first = arith.floordivsi(lo, width)
-        return first, arith.maxsi(arith.subi(arith.ceildivsi(hi, width), first), frame.index(0))
+        return lo if lo == frame.index(0) else arith.floordivsi(lo, width), arith.ceildivsi(hi, width)
 
     def _load_row_tiles(self) -> None:
-        for position, operation in enumerate(self.plan.operations):
+        for operation in self.plan.operations:
             if operation.name == "attn.gemm" and self.plan.dims_of(operation.results[0]) == SPACE:
                 with operation.location:
                     self._tile(self.plan.tensors[operation.operands[0]], "m")
@@ -119,7 +120,7 @@ class Kernel:
         for statistics in self.statistics.values():
             statistics.maximum, statistics.sums = values.pop(0), values.pop(0)
 
-    # -- one block of keys -----------------------------------------------------------------------------------------------------------------
+    # -- one block of keys -----------------------------------------------------------------------------------
 
     def _emit_block(self, bounds: dict) -> None:
         self._bounds = bounds
@@ -145,7 +146,7 @@ class Kernel:
             key = arith.addi(self._column0, column)
             return arith.select(arith.cmpi(_SLT, key, self.frame.size("n")), x, _f32(fill))
 
-        return _map([tile], tile.type, body, cond=self._tail_flag())
+        return emit_map([tile], tile.type, body, cond=self._tail_flag())
 
     def _tail_flag(self):
         if self._tail is None:
@@ -157,7 +158,8 @@ class Kernel:
         """Whether some row of this block sees some key of it not."""
         bounds = self._bounds[position]
         end = arith.addi(self._column0, self.frame.index(self.shape.block_n))
-        return arith.ori(arith.cmpi(_SLT, self._column0, bounds[FULL_LO]), arith.cmpi(_SGT, end, bounds[FULL_HI]))
+        behind = arith.cmpi(_SGT, end, bounds[FULL_HI])
+        return behind if bounds[FULL_LO] == self.frame.index(0) else arith.ori(arith.cmpi(_SLT, self._column0, bounds[FULL_LO]), behind)
 
     def block_gemm(self, position: int, op) -> None:
         if self.plan.dims_of(op.out) == SPACE:
@@ -182,7 +184,7 @@ class Kernel:
             return arith.select(arith.andi(seen, there), x, _f32(-math.inf))
 
         cond = self._partial_flag(position) if position in self._bounds else None
-        self.values[op.out] = _map([scores], scores.type, body, cond=cond)
+        self.values[op.out] = emit_map([scores], scores.type, body, cond=cond)
 
     def block_softmax(self, position: int, op) -> None:
         """One step of the online softmax; everything relative to the maximum so far, in units of the unscaled input."""
@@ -198,10 +200,10 @@ class Kernel:
         def exponential(x, shift, row, column):
             return math_ops.exp2(math_ops.fma(x, _f32(scale_log2), shift))
 
-        shift = _map([maximum], maximum.type, offset)
+        shift = emit_map([maximum], maximum.type, offset)
         factor = RescaleFactorOp(old=before.maximum, new=maximum, scale_log2=_f32_attribute(scale_log2), out=maximum.type).out
-        p = _map([scores, shift], scores.type, exponential)
-        kept = _map([before.sums, factor], before.sums.type, _times)
+        p = emit_map([scores, shift], scores.type, exponential)
+        kept = emit_map([before.sums, factor], before.sums.type, _times)
         sums = ReduceOp(x=p, init=kept, kind=ir.StringAttr.get("sum"), out=kept.type).out
         self.statistics[position] = Statistics(maximum, sums, factor)
         self.values[op.p] = p
@@ -217,9 +219,9 @@ class Kernel:
     def _rescaled(self, position: int, value):
         """The accumulator, relative to the row maximum of this block if it sums probabilities."""
         acc, softmax = self.accumulators[position], self.plan.score(value).softmax
-        return acc if softmax is None else _map([acc, self.statistics[softmax].factor], acc.type, _times)
+        return acc if softmax is None else emit_map([acc, self.statistics[softmax].factor], acc.type, _times)
 
-    # -- after the last block ----------------------------------------------------------------------------------------------------------------
+    # -- after the last block --------------------------------------------------------------------------------
 
     def _emit_after(self) -> None:
         for position, operation in enumerate(self.plan.operations[:-1]):
@@ -254,7 +256,7 @@ class Kernel:
         if x.type.shape[1] == width:
             return x
         fill = 0.0 if op.kind.value == "sum" else -math.inf
-        return _map([x], x.type, lambda e, row, column: arith.select(arith.cmpi(_SLT, column, self.frame.index(width)), e, _f32(fill)))
+        return emit_map([x], x.type, lambda e, row, column: arith.select(arith.cmpi(_SLT, column, self.frame.index(width)), e, _f32(fill)))
 
     def after_softmax(self, position: int, op) -> None:
         if not any(True for _ in op.lse.uses):
@@ -265,7 +267,7 @@ class Kernel:
         def lse(top, total, row, column):  # -inf + log2(0) = -inf where a row saw nothing
             return arith.mulf(math_ops.fma(top, _f32(scale_log2), math_ops.log2(total)), _f32(_LN_2))
 
-        self.values[op.lse] = _map([statistics.maximum, self._total(statistics)], statistics.maximum.type, lse)
+        self.values[op.lse] = emit_map([statistics.maximum, self._total(statistics)], statistics.maximum.type, lse)
 
     def after_map(self, position: int, op) -> None:
         shape = [self.shape.block_m] if op.out.type.rank == 1 else [self.shape.block_m, self._width(op.out)]
@@ -275,8 +277,11 @@ class Kernel:
         value = self.values[op.x]
         if isinstance(value, Unnormalised):  # one map for both
             out = tile_type(value.accumulator.type.shape, op.out.type.element_type, "reg")
-            self.values[op.out] = _map([value.accumulator, value.inverse], out,
-                                       lambda x, inverse, row, column: _convert(arith.mulf(x, inverse), op.out.type.element_type))
+            self.values[op.out] = emit_map(
+                [value.accumulator, value.inverse],
+                out,
+                lambda x, inverse, row, column: _convert(arith.mulf(x, inverse), op.out.type.element_type),
+            )
             return
         self.values[op.out] = _cast(value, op.out.type.element_type)
 
@@ -296,17 +301,17 @@ class Kernel:
 
         if statistics.inverse is None:
             total = self._total(statistics)
-            statistics.inverse = _map([total], total.type, inverse)
+            statistics.inverse = emit_map([total], total.type, inverse)
         return statistics.inverse
 
     def _final(self, value):
         """The tile of a value over rows, its factor multiplied in."""
         tile = self.values[value]
         if isinstance(tile, Unnormalised):
-            tile = self.values[value] = _map([tile.accumulator, tile.inverse], tile.accumulator.type, _times)
+            tile = self.values[value] = emit_map([tile.accumulator, tile.inverse], tile.accumulator.type, _times)
         return tile
 
-    # -- both phases -------------------------------------------------------------------------------------------------------------------------
+    # -- both phases -----------------------------------------------------------------------------------------
 
     def _tile(self, tensor, dim: str):
         """The tile of an argument with this CTA's rows, or with this block's keys; loaded once."""
@@ -324,13 +329,17 @@ class Kernel:
         def body(*arguments):
             *elements, row, column = arguments
             given = dict(zip(inputs, elements, strict=True)) if len(set(inputs)) == len(inputs) else None
-            found = [self._argument_element(value, row, column) if value in self.plan.tensors else
-                     (given[value] if given is not None else elements.pop(0)) for value in op.inputs]
+            found = [
+                self._argument_element(value, row, column)
+                if value in self.plan.tensors
+                else (given[value] if given is not None else elements.pop(0))
+                for value in op.inputs
+            ]
             (result,) = self.frame.inline(block, found + self._indices(block, len(found), row, column))
             return result
 
         tiles = [self.values[v] if self.plan.score(v) else self._final(v) for v in inputs]
-        return _map(tiles, out, body)
+        return emit_map(tiles, out, body)
 
     def _argument_element(self, value, row, column):
         tensor = self.plan.tensors[value]
@@ -356,24 +365,25 @@ class Kernel:
         return self.padded(value.type.get_dim_size(1))
 
 
-_BLOCK = {"attn.gemm": Kernel.block_gemm, "attn.map": Kernel.block_map, "attn.mask": Kernel.block_mask, "attn.band_mask": Kernel.block_mask,
-          "attn.softmax": Kernel.block_softmax, "attn.cast": Kernel.block_cast, "attn.reduce": Kernel.block_reduce}
-_AFTER = {"attn.gemm": Kernel.after_gemm, "attn.reduce": Kernel.after_reduce, "attn.softmax": Kernel.after_softmax, "attn.map": Kernel.after_map,
-          "attn.cast": Kernel.after_cast}
+_BLOCK = {
+    "attn.gemm": Kernel.block_gemm,
+    "attn.map": Kernel.block_map,
+    "attn.mask": Kernel.block_mask,
+    "attn.band_mask": Kernel.block_mask,
+    "attn.softmax": Kernel.block_softmax,
+    "attn.cast": Kernel.block_cast,
+    "attn.reduce": Kernel.block_reduce,
+}
+_AFTER = {
+    "attn.gemm": Kernel.after_gemm,
+    "attn.reduce": Kernel.after_reduce,
+    "attn.softmax": Kernel.after_softmax,
+    "attn.map": Kernel.after_map,
+    "attn.cast": Kernel.after_cast,
+}
 
 
-# -- tiles and scalars -----------------------------------------------------------------------------------------------------------------------
-
-
-def _map(inputs: list, out, body, cond=None):
-    """`tile.map`; `body(*elements, row, column)` emits its scalar program and returns the result."""
-    op = MapOp(inputs=inputs, cond=cond, out=out)
-    index = ir.IndexType.get()
-    kinds = [*[value.type.element_type for value in inputs], index, index]
-    block = op.body.blocks.append(*kinds, arg_locs=[op.location] * len(kinds))
-    with ir.InsertionPoint(block):
-        YieldOp(values=[body(*block.arguments)])
-    return op.out
+# -- tiles and scalars -----------------------------------------------------------------------------------
 
 
 def _times(x, factor, row, column):
@@ -383,7 +393,7 @@ def _times(x, factor, row, column):
 def _cast(tile, element):
     if tile.type.element_type == element:
         return tile
-    return _map([tile], tile_type(tile.type.shape, element, "reg"), lambda x, row, column: _convert(x, element))
+    return emit_map([tile], tile_type(tile.type.shape, element, "reg"), lambda x, row, column: _convert(x, element))
 
 
 def _convert(x, element):

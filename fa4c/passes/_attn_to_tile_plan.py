@@ -12,13 +12,10 @@ boundary block needs a mask of its own.
 import math
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from ..ir import scalar
-from ..ir.attn_dims import infer_dims, loads_in
+from ..ir.attn_dims import infer_dims
 from ..ir.attn_signature import FunctionFacts, TensorFacts, function_facts
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
+from ._attn_to_tile_regions import constant_result, is_linear
 
 ROWS, COLUMNS = "m", "n"
 SPACE = (ROWS, COLUMNS)
@@ -65,15 +62,23 @@ class Plan:
 
     def visible(self) -> list[tuple[int, ...]]:
         """For each accumulation, the band masks outside of which nothing reaches it; () where every key may."""
-        return [self.score(value).bands if self.score(value).outside == neutral(self.operations[position]) else () for position, value in self.sinks]
+        return [
+            self.score(value).bands if self.score(value).outside == neutral(self.operations[position]) else ()
+            for position, value in self.sinks
+        ]
 
 
 def make_plan(function) -> Plan:
     facts = function_facts(function)
     _refuse_packed(function, facts)
     block = function.operation.regions[0].blocks[0]
-    plan = Plan(function, facts, infer_dims(function, facts), [op.operation for op in block.operations],
-                dict(zip(block.arguments, facts.args, strict=True)))
+    plan = Plan(
+        function,
+        facts,
+        infer_dims(function, facts),
+        [op.operation for op in block.operations],
+        dict(zip(block.arguments, facts.args, strict=True)),
+    )
     for position, operation in enumerate(plan.operations):
         rule = _RULES.get(operation.name)
         if rule is not None:
@@ -89,7 +94,7 @@ def neutral(operation) -> float:
 
 
 def _sink(plan, position: int, op, value) -> None:
-    """Note that `op` accumulates `value` over n. Keys past the end must add nothing; in a GEMM their rows of b are 0, so any number will do."""
+    """Note that `op` accumulates `value` over n. Keys past the end must add nothing; a GEMM takes any number, their rows of b are 0."""
     beyond, nothing = plan.score(value).beyond, neutral(op.operation)
     plan.sinks.append((position, value))
     if beyond != nothing and not (op.operation.name == "attn.gemm" and _finite(beyond)):
@@ -100,7 +105,7 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-# -- one rule an operation -----------------------------------------------------------------------------------------------------------------
+# -- one rule an operation -------------------------------------------------------------------------------
 
 
 def _gemm(plan: Plan, position: int, op) -> None:
@@ -112,8 +117,13 @@ def _gemm(plan: Plan, position: int, op) -> None:
     kind = plan.score(op.a)
     if kind is None or op.transpose_a.value or op.transpose_b.value or op.b not in plan.tensors:
         names = " x ".join(plan.dims_of(op.out))
-        raise op_diagnostic(op, f"computes {names} in a way that has no lowering", why=f"{_NOWHERE}: a GEMM either makes m x n scores from two arguments or "
-                            "multiplies m x n values, contracting n, by an argument", fix="write it as one of the two, or as a kernel of its own")
+        raise op_diagnostic(
+            op,
+            f"computes {names} in a way that has no lowering",
+            why=f"{_NOWHERE}: a GEMM either makes m x n scores from two arguments or "
+            "multiplies m x n values, contracting n, by an argument",
+            fix="write it as one of the two, or as a kernel of its own",
+        )
     _check_memory_order(op, "b", plan.tensors[op.b], (COLUMNS,))
     _check_operand_type(plan, op, op.b)
     _sink(plan, position, op, op.a)
@@ -122,19 +132,31 @@ def _gemm(plan: Plan, position: int, op) -> None:
 
 def _check_score_operand(plan, op, name, value, first, is_transposed, transposed) -> None:
     if value not in plan.tensors:
-        raise op_diagnostic(op, f"takes a computed tensor as {name}", why="operands of a score GEMM come from memory",
-                            fix="compute it outside and pass it as an argument")
+        raise op_diagnostic(
+            op,
+            f"takes a computed tensor as {name}",
+            why="operands of a score GEMM come from memory",
+            fix="compute it outside and pass it as an argument",
+        )
     if is_transposed != transposed:
-        raise op_diagnostic(op, f"takes {name} stored as {' x '.join(plan.dims_of(value))}", why=f"{name} is read with dimension {first} first, its contracted dimension contiguous",
-                            fix="store the argument the other way round")
+        raise op_diagnostic(
+            op,
+            f"takes {name} stored as {' x '.join(plan.dims_of(value))}",
+            why=f"{name} is read with dimension {first} first, its contracted dimension contiguous",
+            fix="store the argument the other way round",
+        )
     _check_memory_order(op, name, plan.tensors[value], (first,))
     _check_operand_type(plan, op, value)
 
 
 def _check_memory_order(op, name, tensor: TensorFacts, first) -> None:
     if tensor.dims[:1] != first or tensor.shape[1] is None:
-        raise op_diagnostic(op, f"has {name} of dimensions {' x '.join(tensor.dims)} with sizes {list(tensor.shape)}",
-                            why="a tile spans a whole head dim, so its size must be in the type", fix=f"give {tensor.name} a static second dimension")
+        raise op_diagnostic(
+            op,
+            f"has {name} of dimensions {' x '.join(tensor.dims)} with sizes {list(tensor.shape)}",
+            why="a tile spans a whole head dim, so its size must be in the type",
+            fix=f"give {tensor.name} a static second dimension",
+        )
 
 
 def _check_operand_type(plan, op, value) -> None:
@@ -151,18 +173,27 @@ def _map(plan: Plan, position: int, op) -> None:
     scores = [(number, plan.score(value)) for number, value in enumerate(op.inputs) if plan.score(value) is not None]
     for number, value in enumerate(op.inputs):
         if plan.is_final(value):
-            raise op_diagnostic(op, f"needs input {number} before the last key block is done", why=f"{_NOWHERE}; that input is a result of the whole row",
-                                fix="compute this in a second function that takes it as an argument")
+            raise op_diagnostic(
+                op,
+                f"needs input {number} before the last key block is done",
+                why=f"{_NOWHERE}; that input is a result of the whole row",
+                fix="compute this in a second function that takes it as an argument",
+            )
     normalised = [(number, kind) for number, kind in scores if kind.softmax is not None]
     if not normalised:
         plan.kinds[op.out] = _mapped(op, scores)
         return
     number, kind = normalised[0]
     others = [op.body.blocks[0].arguments[k] for k, _ in normalised[1:]]
-    if others or not _is_linear(op.body.blocks[0], op.body.blocks[0].arguments[number]):
+    if others or not is_linear(op.body.blocks[0], op.body.blocks[0].arguments[number]):
         what = "combines two probabilities" if others else "is not linear in a probability"
-        raise op_diagnostic(op, what, why="the row sum of a softmax is known after the last key block only: up to then P is P times its row sum, which a factor "
-                            "passes through but nothing else", fix="give each probability its own GEMM and combine their results, or apply the function to the scores")
+        raise op_diagnostic(
+            op,
+            what,
+            why="the row sum of a softmax is known after the last key block only: up to then P is P times its row sum, which a factor "
+            "passes through but nothing else",
+            fix="give each probability its own GEMM and combine their results, or apply the function to the scores",
+        )
     plan.kinds[op.out] = replace(kind, outside=0.0, beyond=0.0)
 
 
@@ -172,19 +203,27 @@ def _mapped(op, scores) -> Score:
     if len(scores) != 1 or len(op.inputs) != 1:
         return Score()
     number, kind = scores[0]
-    outside = _constant_result(block, {block.arguments[number]: kind.outside})
-    beyond = _constant_result(block, {block.arguments[number]: kind.beyond})
+    outside = constant_result(block, {block.arguments[number]: kind.outside})
+    beyond = constant_result(block, {block.arguments[number]: kind.beyond})
     return Score(bands=kind.bands if outside is not None else (), outside=outside, beyond=beyond)
 
 
 def _final_map(plan: Plan, op, dims) -> None:
     if dims[0] != ROWS or COLUMNS in dims:
-        raise op_diagnostic(op, f"maps over {' x '.join(dims)}", why=f"{_NOWHERE}: maps are over m x n while keys are visited, or over m or m x dv after that",
-                            fix="compute it outside and pass the result as an argument")
+        raise op_diagnostic(
+            op,
+            f"maps over {' x '.join(dims)}",
+            why=f"{_NOWHERE}: maps are over m x n while keys are visited, or over m or m x dv after that",
+            fix="compute it outside and pass the result as an argument",
+        )
     for number, value in enumerate(op.inputs):
         if plan.dims_of(value)[0] != ROWS:
-            raise op_diagnostic(op, f"has input {number} of dimensions {' x '.join(plan.dims_of(value))}", why="after the last block only rows are left",
-                                fix='read it with "attn.load"')
+            raise op_diagnostic(
+                op,
+                f"has input {number} of dimensions {' x '.join(plan.dims_of(value))}",
+                why="after the last block only rows are left",
+                fix='read it with "attn.load"',
+            )
     plan.kinds[op.out] = Final()
 
 
@@ -199,7 +238,12 @@ def _mask(plan: Plan, position: int, op) -> None:
 
 def _check_unnormalised(op, kind, what: str, fix: str) -> None:
     if kind is None:
-        raise op_diagnostic(op, "works on a value that is no score", why=f"{_NOWHERE}: masks and softmaxes are over m x n", fix="apply it to the result of a score GEMM")
+        raise op_diagnostic(
+            op,
+            "works on a value that is no score",
+            why=f"{_NOWHERE}: masks and softmaxes are over m x n",
+            fix="apply it to the result of a score GEMM",
+        )
     if kind.softmax is not None:
         raise op_diagnostic(op, what, why="the row sum of a softmax is known after the last key block only", fix=fix)
 
@@ -215,7 +259,12 @@ def _softmax(plan: Plan, position: int, op) -> None:
 
 def _cast(plan: Plan, position: int, op) -> None:
     if op.x in plan.tensors:
-        raise op_diagnostic(op, f"casts the argument {plan.tensors[op.x].name}", why="tiles go from memory to the tensor cores as they are", fix="pass it in the dtype that is needed")
+        raise op_diagnostic(
+            op,
+            f"casts the argument {plan.tensors[op.x].name}",
+            why="tiles go from memory to the tensor cores as they are",
+            fix="pass it in the dtype that is needed",
+        )
     kind = plan.kinds[op.x]
     if isinstance(kind, Score) and not _finite(kind.beyond):
         plan.guards[position] = 0.0  # here, in f32, rather than behind the cast, in front of the GEMM
@@ -227,25 +276,46 @@ def _reduce(plan: Plan, position: int, op) -> None:
     kind = plan.score(op.x)
     if kind is not None:
         if kind.softmax is not None and op.kind.value != "sum":
-            raise op_diagnostic(op, "takes the maximum of a probability", why="the row sum of a softmax is known after the last key block only", fix="take it of the scores")
+            raise op_diagnostic(
+                op,
+                "takes the maximum of a probability",
+                why="the row sum of a softmax is known after the last key block only",
+                fix="take it of the scores",
+            )
         _sink(plan, position, op, op.x)
     elif not plan.is_final(op.x) or len(plan.dims_of(op.x)) != 2:
-        raise op_diagnostic(op, f"reduces {' x '.join(plan.dims_of(op.x))}", why=f"{_NOWHERE}: rows are reduced over keys or over the head dim",
-                            fix="compute it outside and pass the result as an argument")
+        raise op_diagnostic(
+            op,
+            f"reduces {' x '.join(plan.dims_of(op.x))}",
+            why=f"{_NOWHERE}: rows are reduced over keys or over the head dim",
+            fix="compute it outside and pass the result as an argument",
+        )
     plan.kinds[op.out] = Final()
 
 
-_RULES = {"attn.gemm": _gemm, "attn.map": _map, "attn.mask": _mask, "attn.band_mask": _mask, "attn.softmax": _softmax, "attn.cast": _cast, "attn.reduce": _reduce}
+_RULES = {
+    "attn.gemm": _gemm,
+    "attn.map": _map,
+    "attn.mask": _mask,
+    "attn.band_mask": _mask,
+    "attn.softmax": _softmax,
+    "attn.cast": _cast,
+    "attn.reduce": _reduce,
+}
 
 
-# -- whole function ------------------------------------------------------------------------------------------------------------------------
+# -- whole function --------------------------------------------------------------------------------------
 
 
 def _refuse_packed(function, facts: FunctionFacts) -> None:
     for tensor in facts.args:
         if tensor.cu_seqlens:
-            raise op_diagnostic(function, f"packs dimension {tensor.cu_seqlens} with the argument '{tensor.name}'", why="packed lengths are not lowered to tiles yet",
-                                fix="pass padded tensors with a batch axis, and a captured length for a mask")
+            raise op_diagnostic(
+                function,
+                f"packs dimension {tensor.cu_seqlens} with the argument '{tensor.name}'",
+                why="packed lengths are not lowered to tiles yet",
+                fix="pass padded tensors with a batch axis, and a captured length for a mask",
+            )
 
 
 def _check_results(plan: Plan) -> None:
@@ -253,79 +323,19 @@ def _check_results(plan: Plan) -> None:
     for value, result in zip(returned.operands, plan.facts.results, strict=True):
         if not plan.is_final(value):
             what = "its argument" if value in plan.tensors else f"{' x '.join(plan.dims_of(value))} values"
-            raise op_diagnostic(returned, f"returns {what} as '{result.name}'", why="results are stored once a row block, after the last key block",
-                                fix="return a GEMM over the keys, a reduction or the log-sum-exp")
+            raise op_diagnostic(
+                returned,
+                f"returns {what} as '{result.name}'",
+                why="results are stored once a row block, after the last key block",
+                fix="return a GEMM over the keys, a reduction or the log-sum-exp",
+            )
         varies = plan.dims[value][1]
         missing = [axis for axis in varies if axis not in result.axes and not (axis == "hkv" and "hq" in result.axes)]
         if missing:
-            raise op_diagnostic(returned, f"sums '{result.name}' over {', '.join(missing)}", why=f"its value varies over {list(varies)}, its attn.axes are {list(result.axes)}; "
-                                "sums over batch or heads are not lowered to tiles yet", fix=f"give it attn.axes = {list(varies)} and add up outside")
-
-
-def arguments_read_by_regions(plan: Plan) -> set:
-    """Captured tensors: arguments that some region loads from."""
-    return {load.operands[0] for operation in plan.operations for region in operation.regions for load in loads_in(region)}
-
-
-# -- what a region does ----------------------------------------------------------------------------------------------------------------------
-
-
-def _constant_result(block, known: dict) -> float | None:
-    """What a region yields where its arguments are `known`, if that does not depend on anything else; NaN counts as not known."""
-    values = {argument: np.float64(value) for argument, value in known.items() if value is not None}
-    for op in block.operations:
-        operation = op.operation
-        if operation.name == "attn.yield":
-            result = values.get(operation.operands[0])
-            return None if result is None or np.isnan(result) else float(result)
-        if operation.regions or not operation.name.startswith(("arith.", "math.")):
-            continue
-        operands = [values.get(value) for value in operation.operands]
-        if operation.name == "arith.select" and operands[0] is None and operands[1] is not None and operands[1] == operands[2]:
-            values[operation.results[0]] = operands[1]
-        elif all(value is not None for value in operands):
-            values[operation.results[0]] = scalar.apply(operation, operands)[0]
-    return None
-
-
-def _is_linear(block, argument) -> bool:
-    """Whether a region yields `argument` times something that does not depend on it."""
-    linear, dependent = {argument}, {argument}
-    for op in block.operations:
-        operation = op.operation
-        operands = list(operation.operands)
-        if operation.name == "attn.yield":
-            return operands[0] in linear
-        if any(region_uses(operation, value) for value in dependent) or any(value in dependent for value in operands):
-            dependent.update(operation.results)
-            if _keeps_linear(operation, operands, linear, dependent):
-                linear.update(operation.results)
-    return False
-
-
-def _keeps_linear(operation, operands, linear, dependent) -> bool:
-    flags = [value in linear for value in operands]
-    if operation.name in ("arith.addf", "arith.subf", "arith.negf"):
-        return all(flags)
-    if operation.name == "arith.mulf":
-        return flags.count(True) == 1 and operands[flags.index(False)] not in dependent
-    if operation.name == "arith.divf":
-        return flags[0] and operands[1] not in dependent
-    if operation.name == "arith.select":
-        return operands[0] not in dependent and all(flag or _is_zero(value) for flag, value in zip(flags[1:], operands[1:], strict=True))
-    return False
-
-
-def _is_zero(value) -> bool:
-    owner = value.owner
-    return not isinstance(owner, ir.Block) and owner.name == "arith.constant" and isinstance(owner.attributes["value"], ir.FloatAttr) and owner.attributes["value"].value == 0.0
-
-
-def region_uses(operation, value) -> bool:
-    """Whether a nested region of `operation` uses `value`."""
-    for region in operation.regions:
-        for block in region.blocks:
-            for op in block.operations:
-                if value in list(op.operation.operands) or region_uses(op.operation, value):
-                    return True
-    return False
+            raise op_diagnostic(
+                returned,
+                f"sums '{result.name}' over {', '.join(missing)}",
+                why=f"its value varies over {list(varies)}, its attn.axes are {list(result.axes)}; "
+                "sums over batch or heads are not lowered to tiles yet",
+                fix=f"give it attn.axes = {list(varies)} and add up outside",
+            )

@@ -1,13 +1,18 @@
-"""Copies the scalar code of attn regions into a tile-level kernel."""
+"""The scalar code of attn regions: copied into a tile-level kernel, and what can be said of its result."""
 
+import numpy as np
+
+from ..ir import scalar
 from ..ir.mlir import ir
+
+# -- copying ---------------------------------------------------------------------------------------------
 
 
 def inline(block, mapping: dict, external, *, wanted=None) -> list:
     """Clone a region's operations at the insertion point; returns what its terminator yields (or, of that, the numbers in `wanted`).
 
-    `mapping` (value -> its copy) has the region's arguments and grows. `external(operation, operands)` builds what has another form below, and
-    returns its results, or None for "copy it as it is". Only operations that the wanted results need are copied.
+    `mapping` (value -> its copy) has the region's arguments and grows. `external(operation, operands)` builds what has another form below
+    and returns its results, or None for "copy it as it is". Only operations that the wanted results need are copied.
     """
     operations = [op.operation for op in block.operations]
     results = list(operations[-1].operands)
@@ -33,8 +38,14 @@ def _copy(operation, operands, mapping: dict, external) -> list:
             copied.operation.operands[number] = operand
         return list(copied.operation.results)
     attributes = {name: operation.attributes[name] for name in operation.attributes}
-    copied = ir.Operation.create(operation.name, results=[value.type for value in operation.results], operands=operands, attributes=attributes,
-                                 regions=len(operation.regions), loc=operation.location)
+    copied = ir.Operation.create(
+        operation.name,
+        results=[value.type for value in operation.results],
+        operands=operands,
+        attributes=attributes,
+        regions=len(operation.regions),
+        loc=operation.location,
+    )
     for source, target in zip(operation.regions, copied.regions, strict=True):
         for block in source.blocks:
             new = target.blocks.append(*[a.type for a in block.arguments], arg_locs=[a.location for a in block.arguments])
@@ -62,3 +73,62 @@ def _used(operation) -> set:
             for op in block.operations:
                 used |= _used(op.operation)
     return used
+
+
+# -- what a region does ----------------------------------------------------------------------------------
+
+
+def constant_result(block, known: dict) -> float | None:
+    """What a region yields where its arguments are `known`, if that does not depend on anything else; NaN counts as not known."""
+    values = {argument: np.float64(value) for argument, value in known.items() if value is not None}
+    for op in block.operations:
+        operation = op.operation
+        if operation.name == "attn.yield":
+            result = values.get(operation.operands[0], _constant(operation.operands[0]))
+            return None if result is None or np.isnan(result) else float(result)
+        if operation.regions or not operation.name.startswith(("arith.", "math.")):
+            continue
+        operands = [values.get(value, _constant(value)) for value in operation.operands]
+        if operation.name == "arith.select" and operands[0] is None and operands[1] is not None and operands[1] == operands[2]:
+            values[operation.results[0]] = operands[1]
+        elif all(value is not None for value in operands):
+            values[operation.results[0]] = scalar.apply(operation, operands)[0]
+    return None
+
+
+def is_linear(block, argument) -> bool:
+    """Whether a region yields `argument` times something that does not depend on it."""
+    linear, dependent = {argument}, {argument}
+    for op in block.operations:
+        operation = op.operation
+        operands = list(operation.operands)
+        if operation.name == "attn.yield":
+            return operands[0] in linear
+        if _used(operation) & dependent:
+            dependent.update(operation.results)
+            if _keeps_linear(operation, operands, linear, dependent):
+                linear.update(operation.results)
+    return False
+
+
+def _keeps_linear(operation, operands, linear, dependent) -> bool:
+    flags = [value in linear for value in operands]
+    if operation.name in ("arith.addf", "arith.subf", "arith.negf"):
+        return all(flags)
+    if operation.name == "arith.mulf":
+        return flags.count(True) == 1 and operands[flags.index(False)] not in dependent
+    if operation.name == "arith.divf":
+        return flags[0] and operands[1] not in dependent
+    if operation.name == "arith.select":
+        return operands[0] not in dependent and all(flag or _is_zero(value) for flag, value in zip(flags[1:], operands[1:], strict=True))
+    return False
+
+
+def _is_zero(value) -> bool:
+    constant = _constant(value)
+    return constant is not None and constant == 0
+
+
+def _constant(value):
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) or owner.name != "arith.constant" else scalar.apply(owner, [])[0]

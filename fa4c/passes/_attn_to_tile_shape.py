@@ -1,7 +1,7 @@
 """Which block shape `attn-to-tile` takes: rows of queries and columns of keys that one CTA works on at a time.
 
-Both sides cost once a block: loading K and V is paid for block_m rows, row statistics and waits for block_n columns. So the shape minimises
-1 / block_m + 1 / block_n among those that fit registers and shared memory; of equals the one with more columns wins, since it has fewer blocks.
+Both sides cost once a block: loading K and V is paid for block_m rows, row statistics and waits for block_n columns. So the shape
+minimises 1 / block_m + 1 / block_n among those that fit registers and shared memory; of equals the wider one, with fewer blocks.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..ir.diagnostics import op_diagnostic
 # A 128x128 causal block on the diagonal is half wasted; wider ones waste more than they save (to be measured for full masks).
 _WIDEST = 128
 _COLUMN_STEP = 16
-# Addresses, loop counters, row statistics: FA-4's 192x128 kernel for head dim 64 leaves this many of 160 registers beside its tiles and does not spill.
+# Addresses, loop counters, row statistics: FA-4's 192x128 kernel for head dim 64 has this many of 160 registers beside its tiles, no spill.
 _OTHER_REGISTERS = 32
 _REGISTERS_PER_FURTHER_SOFTMAX = 8  # two rows a thread: maximum, row sum, factor, and room
 _COMPUTE_WARPGROUPS = (1, 2, 3)
@@ -47,28 +47,46 @@ def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int =
     fitting = [shape for shape in candidates if _problem(demand, target, shape) == ""]
     if not fitting:
         smallest = min(candidates, key=lambda s: s.block_m * s.block_n)
-        raise op_diagnostic(op, f"does not fit with block_m = {smallest.block_m}, block_n = {smallest.block_n}, buffers = {smallest.buffers}",
-                            why=_problem(demand, target, smallest), fix="choose smaller blocks, fewer buffers, or fewer results in one function")
+        raise op_diagnostic(
+            op,
+            f"does not fit with block_m = {smallest.block_m}, block_n = {smallest.block_n}, buffers = {smallest.buffers}",
+            why=_problem(demand, target, smallest),
+            fix="choose smaller blocks, fewer buffers, or fewer results in one function",
+        )
     return min(fitting, key=lambda s: (1 / s.block_m + 1 / s.block_n, -s.block_n))
 
 
 def _check_options(op, target, block_m, block_n, buffers) -> None:
     most = target.mma.m * max(_COMPUTE_WARPGROUPS)
     if block_m < 0 or block_m % target.mma.m or block_m > most:
-        raise op_diagnostic(op, f"cannot have block_m = {block_m}", why=f"each of 1 to {max(_COMPUTE_WARPGROUPS)} warpgroups computes {target.mma.m} rows",
-                            fix=f"take a multiple of {target.mma.m} up to {most}, or 0 to let the pass choose")
+        raise op_diagnostic(
+            op,
+            f"cannot have block_m = {block_m}",
+            why=f"each of 1 to {max(_COMPUTE_WARPGROUPS)} warpgroups computes {target.mma.m} rows",
+            fix=f"take a multiple of {target.mma.m} up to {most}, or 0 to let the pass choose",
+        )
     if block_n < 0 or block_n % _COLUMN_STEP or block_n > target.mma.n_max:
-        raise op_diagnostic(op, f"cannot have block_n = {block_n}", why=f"P is the next MMA's operand A in steps of {_COLUMN_STEP} columns, and one MMA has at most {target.mma.n_max}",
-                            fix=f"take a multiple of {_COLUMN_STEP} up to {target.mma.n_max}, or 0 to let the pass choose")
+        raise op_diagnostic(
+            op,
+            f"cannot have block_n = {block_n}",
+            why=f"P is the next MMA's operand A in steps of {_COLUMN_STEP} columns, and one MMA has at most {target.mma.n_max}",
+            fix=f"take a multiple of {_COLUMN_STEP} up to {target.mma.n_max}, or 0 to let the pass choose",
+        )
     if buffers < 0:
-        raise op_diagnostic(op, f"cannot have buffers = {buffers}", why="it counts the rotating copies of each K and V tile", fix="take 1 or more, or 0 to let the pass choose")
+        raise op_diagnostic(
+            op,
+            f"cannot have buffers = {buffers}",
+            why="it counts the rotating copies of each K and V tile",
+            fix="take 1 or more, or 0 to let the pass choose",
+        )
 
 
 def _problem(demand: Demand, target, shape: Shape) -> str:
     """What does not fit, in numbers; "" if all does."""
-    registers, budget = _registers(demand, target, shape), _budget(target, shape.block_m // target.mma.m)
+    warpgroups = shape.block_m // target.mma.m
+    registers, budget = _registers(demand, target, shape), _budget(target, warpgroups)
     if registers > budget:
-        return f"a thread would need about {registers} registers, but {budget} are there with {shape.block_m // target.mma.m} compute warpgroups"
+        return f"a thread would need about {registers} registers, but {budget} are there with {warpgroups} compute warpgroups"
     smem = _smem(demand, shape)
     if smem > target.smem_bytes:
         return f"it needs {smem} bytes of shared memory, but a CTA has {target.smem_bytes}"
@@ -79,7 +97,12 @@ def _registers(demand: Demand, target, shape: Shape) -> int:
     threads = 32 * target.warps_per_warpgroup
     halves = target.mma.m * shape.block_n * demand.live_halves
     accumulators = target.mma.m * sum(demand.accumulators)
-    return -(-halves // (2 * threads)) + accumulators // threads + _OTHER_REGISTERS + _REGISTERS_PER_FURTHER_SOFTMAX * max(0, demand.softmaxes - 1)
+    return (
+        -(-halves // (2 * threads))
+        + accumulators // threads
+        + _OTHER_REGISTERS
+        + _REGISTERS_PER_FURTHER_SOFTMAX * max(0, demand.softmaxes - 1)
+    )
 
 
 def _budget(target, warpgroups: int) -> int:

@@ -5,8 +5,8 @@ first: with a causal mask the blocks that need masking come first, and a running
 global memory, which is why attention is done in blocks at all. A softmax becomes its online form: row maximum and partial row sums go from
 block to block, accumulators are multiplied by what the maximum grew, and are divided by the row sum once at the end.
 
-Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks need no mask; other masks are evaluated in every block. Keys
-past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`.
+Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks need no mask; other masks are evaluated in every block.
+Keys past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`.
 
 Before:  %s = "attn.gemm"(%q, %k) {transpose_b = true} ...   %p, %lse = "attn.softmax"(%s) ...   %o = "attn.gemm"(%pc, %v) ...
 After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile.kernel" with
@@ -34,8 +34,12 @@ from .registry import register_pass
 def attn_to_tile(module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffers: int = 0) -> None:
     functions = attn_functions(module)
     if len(functions) != 1:
-        raise Diagnostic(f"there are {len(functions)} attn functions to lower", where=module.operation.location,
-                         why="one program is made from one function", fix="put each into a file of its own" if functions else "start from an attn file")
+        raise Diagnostic(
+            f"there are {len(functions)} attn functions to lower",
+            where=module.operation.location,
+            why="one program is made from one function",
+            fix="put each into a file of its own" if functions else "start from an attn file",
+        )
     function, target = functions[0], target_of(module)
     plan = make_plan(function)
     _check_operands(plan, target)
@@ -60,11 +64,20 @@ def _check_operands(plan: Plan, target) -> None:
             if tensor is None:
                 continue
             if tensor.dtype not in target.dtypes:
-                raise op_diagnostic(operation, f"multiplies {tensor.dtype} ({tensor.name})", why=f"tensor cores take {', '.join(target.dtypes)}", fix="pass it in one of these")
+                raise op_diagnostic(
+                    operation,
+                    f"multiplies {tensor.dtype} ({tensor.name})",
+                    why=f"tensor cores take {', '.join(target.dtypes)}",
+                    fix="pass it in one of these",
+                )
             size = tensor.shape[1]
             if size % target.head_dim_step or not 0 < size <= target.max_head_dim:
-                raise op_diagnostic(operation, f"has head dim {size} ({tensor.dims[1]} of {tensor.name})",
-                                    why=f"head dims are multiples of {target.head_dim_step} up to {target.max_head_dim}", fix="pad the tensor outside")
+                raise op_diagnostic(
+                    operation,
+                    f"has head dim {size} ({tensor.dims[1]} of {tensor.name})",
+                    why=f"head dims are multiples of {target.head_dim_step} up to {target.max_head_dim}",
+                    fix="pad the tensor outside",
+                )
 
 
 def _demand(plan: Plan, step: int) -> Demand:
@@ -83,7 +96,7 @@ def _demand(plan: Plan, step: int) -> Demand:
 
 
 def _live_halves(plan: Plan) -> int:
-    """The most registers that scores take at once, in units of 16 bits an element. Elementwise work is in place, but a cast needs both forms."""
+    """The most that scores take of registers at once, in 16 bits an element. Elementwise work is in place, but a cast needs both forms."""
     last_use = {value: position for position, operation in enumerate(plan.operations) for value in operation.operands}
     scores = [value for value, kind in plan.kinds.items() if isinstance(kind, Score)]
     born = {value: position for position, operation in enumerate(plan.operations) for value in operation.results}
@@ -106,7 +119,7 @@ def _semantics(module, function) -> ir.StringAttr:
     return ir.StringAttr.get(json.dumps(from_function(function)))
 
 
-# -- host ------------------------------------------------------------------------------------------------------------------------------------
+# -- host ------------------------------------------------------------------------------------------------
 
 
 def _tensors(plan: Plan) -> list:
@@ -133,7 +146,11 @@ def _entry(role: str, tensor, order) -> ir.DictAttr:
 
 def _emit_host(plan: Plan, shape, semantics) -> None:
     tensors = _tensors(plan)
-    host = HostOp(sym_name=ir.StringAttr.get(plan.facts.name), tensors=ir.ArrayAttr.get([_entry(role, t, order) for role, t, order, _ in tensors]), semantics=semantics)
+    host = HostOp(
+        sym_name=ir.StringAttr.get(plan.facts.name),
+        tensors=ir.ArrayAttr.get([_entry(role, t, order) for role, t, order, _ in tensors]),
+        semantics=semantics,
+    )
     block = _region_block(host, tensors)
     with ir.InsertionPoint(block):
         one = arith.constant(ir.IndexType.get(), 1)

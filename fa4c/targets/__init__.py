@@ -72,6 +72,7 @@ class Target:
 
     bulk_copy_alignment: int = 16  # TMA: base address and strides, in bytes
     swizzle_bytes: tuple[int, ...] = (128, 64, 32)
+    exp2_emulated: int = 0  # of 16 exponentials, by default; not 0 only where a measurement shows a gain
     refusal: str = ""
 
 

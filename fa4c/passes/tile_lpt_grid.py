@@ -1,0 +1,191 @@
+"""Start the longest tiles first, in groups of heads whose keys and values fit the L2 cache.
+
+Under a causal mask the last rows see the most keys. If their CTAs start first, the short ones fill the gaps at the end (longest
+processing time first). And CTAs that run at the same time should read the same K and V: so `section` heads at a time, section being the
+largest power of two whose K and V fit L2, all their row blocks, then the next section. Inside a section the heads run fastest, then the row
+blocks from last to first.
+
+It applies where a kernel has a loop whose trip count grows with `program_id` x, which is found by following the arithmetic from one to
+the other; other kernels stay as they are. The grid becomes one-dimensional, and the kernel divides its number back into (row block, head,
+batch entry). The section is computed on the host in 64 bits: keys times head dims times bytes exceed 32 bits from 2**21 keys on. A section
+never counts more heads than there are, so all numbers in the kernel stay below the size of the grid.
+
+Before:  "tile.launch"(%row_blocks, %heads, %batch, ...)       %x, %y, %z = "tile.program_id"()
+After:   "tile.launch"(%all, %c1, %c1, ..., %row_blocks, %heads, %pairs, %section)
+         %id, %_, %_ = "tile.program_id"()    %s = arith.floordivsi %id, (section * row blocks)    ...
+"""
+
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import arith, ir
+from ..ir.tile import DeviceOp, DimOp, HostOp, KernelOp, LaunchOp, LoadOp, Pow2FloorOp, ProgramIdOp
+from ._tile_map import operations_in
+from .registry import register_pass
+
+_CONSTANT, _GROWS, _FALLS = "constant", "grows", "falls"  # with program_id x; None: not known
+_OPPOSITE = {_CONSTANT: _CONSTANT, _GROWS: _FALLS, _FALLS: _GROWS}
+
+
+@register_pass("tile-lpt-grid")
+def tile_lpt_grid(module: ir.Module) -> None:
+    operations = operations_in(module)
+    kernels = {op.sym_name.value: op for op in operations if isinstance(op, KernelOp)}
+    for launch in [op for op in operations if isinstance(op, LaunchOp)]:
+        kernel = kernels.get(launch.kernel.value)
+        if kernel is None:
+            raise op_diagnostic(
+                launch,
+                f"launches {launch.kernel}, which is not in the module",
+                why="its tiles cannot be ordered",
+                fix="name a tile.kernel of this module",
+            )
+        place = next((op for op in operations_in(kernel) if isinstance(op, ProgramIdOp)), None)
+        loop = _growing_loop(kernel, place) if place is not None else None
+        if loop is not None:
+            _rewrite_kernel(kernel, place)
+            _rewrite_launch(launch, kernel, loop)
+
+
+# -- does the trip count grow with x? --------------------------------------------------------------------
+
+
+def _growing_loop(kernel, place):
+    """The first loop whose trip count grows with x, or None."""
+    for op in operations_in(kernel):
+        if op.operation.name == "scf.for":
+            lower, upper, step = list(op.operation.operands)[:3]
+            trend = _sum(_trend(upper, place), _negated(_trend(lower, place)))
+            if trend == _GROWS and _constant(step) is not None:
+                return op
+    return None
+
+
+def _trend(value, place) -> str | None:
+    """How a scalar changes with x."""
+    if isinstance(value.owner, ir.Block):
+        return _CONSTANT if isinstance(value.owner.owner.opview, KernelOp) else None
+    operation = value.owner
+    if operation == place.operation:
+        return _GROWS if value == place.x else _CONSTANT
+    if operation.regions:
+        return None
+    trends = [_trend(operand, place) for operand in operation.operands]
+    if all(trend == _CONSTANT for trend in trends):
+        return _CONSTANT
+    rule = _TRENDS.get(operation.name)
+    return rule(operation, *trends) if rule is not None else None
+
+
+def _negated(trend):
+    return _OPPOSITE.get(trend)
+
+
+def _sum(a, b):
+    """The trend of a sum, and of any function that grows with both."""
+    if a is None or b is None or {a, b} == {_GROWS, _FALLS}:
+        return None
+    return b if a == _CONSTANT else a
+
+
+def _times_constant(operation, a, b):
+    """x * c and x / c for a constant c > 0."""
+    factor = _constant(operation.operands[1])
+    return a if factor is not None and factor > 0 else None
+
+
+_TRENDS = {
+    "arith.addi": lambda op, a, b: _sum(a, b),
+    "arith.subi": lambda op, a, b: _sum(a, _negated(b)),
+    "arith.maxsi": lambda op, a, b: _sum(a, b),
+    "arith.minsi": lambda op, a, b: _sum(a, b),
+    "arith.index_cast": lambda op, a: a,
+    "arith.muli": _times_constant,
+    "arith.divsi": _times_constant,
+    "arith.floordivsi": _times_constant,
+    "arith.ceildivsi": _times_constant,
+}
+
+
+def _constant(value) -> int | None:
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) or owner.name != "arith.constant" else owner.attributes["value"].value
+
+
+# -- kernel: number -> place -----------------------------------------------------------------------------
+
+
+def _rewrite_kernel(kernel, place) -> None:
+    """Four more scalars (row blocks, heads, heads times batch entries, section), and the CTA's number divided by them."""
+    index = ir.IndexType.get()
+    blocks, heads, pairs, section = (kernel.body.blocks[0].add_argument(index, kernel.location) for _ in range(4))
+    old = list(place.operation.results)
+    with ir.InsertionPoint(place), place.location:
+        number = ProgramIdOp(x=index, y=index, z=index).x
+        whole_section = arith.muli(section, blocks)
+        which, rest = _divide(number, whole_section)
+        first = arith.muli(which, section)
+        width = arith.minsi(section, arith.subi(pairs, first))  # the last section may be smaller
+        step, offset = _divide(rest, width)
+        row_block = arith.subi(arith.subi(blocks, arith.constant(index, 1)), step)
+        batch, head = _divide(arith.addi(first, offset), heads)
+    for result, new in zip(old, (row_block, head, batch), strict=True):
+        result.replace_all_uses_with(new)
+    place.operation.erase()
+
+
+def _divide(a, b):
+    quotient = arith.floordivsi(a, b)
+    return quotient, arith.subi(a, arith.muli(quotient, b))
+
+
+# -- host: section and grid ------------------------------------------------------------------------------
+
+
+def _rewrite_launch(launch, kernel, loop) -> None:
+    index = ir.IndexType.get()
+    blocks, heads, batch = launch.grid
+    with ir.InsertionPoint(launch), launch.location:
+        one = arith.constant(index, 1)
+        pairs = arith.muli(heads, batch)
+        l2 = DeviceOp(prop=ir.StringAttr.get("l2_bytes"), out=index).out
+        fitting = Pow2FloorOp(x=arith.floordivsi(l2, arith.maxsi(_bytes_of_a_head(launch, kernel, loop), one)), out=index).out
+        section = arith.minsi(fitting, arith.maxsi(pairs, one))
+        LaunchOp(
+            kernel=launch.kernel,
+            grid=[arith.muli(blocks, pairs), one, one],
+            tensors=list(launch.tensors),
+            scalars=[*launch.scalars, blocks, heads, pairs, section],
+        )
+    launch.operation.erase()
+
+
+def _bytes_of_a_head(launch, kernel, loop):
+    """What the loop's loads read of one head: of each tensor all rows, times the bytes of one."""
+    arguments = list(kernel.body.blocks[0].arguments)
+    names = _dim_names(launch)
+    rows, widths = {}, {}
+    for load in operations_in(loop):
+        if not isinstance(load, LoadOp):
+            continue
+        tensor = launch.tensors[arguments.index(load.source)]
+        axis, last = load.dims
+        key = names[tensor][axis]
+        rows.setdefault(key, (tensor, axis))
+        widths.setdefault(key, {})[tensor] = tensor.type.get_dim_size(last) * tensor.type.element_type.width // 8
+    total = None
+    for key, (tensor, axis) in rows.items():
+        size = DimOp(tensor=tensor, axis=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis), out=ir.IndexType.get()).out
+        product = arith.muli(size, arith.constant(ir.IndexType.get(), sum(widths[key].values())))
+        total = product if total is None else arith.addi(total, product)
+    return total if total is not None else arith.constant(ir.IndexType.get(), 0)
+
+
+def _dim_names(launch) -> dict:
+    """tensor -> the names of its dimensions, as its host describes it."""
+    host = launch.operation.parent
+    while not isinstance(host.opview, HostOp):
+        host = host.parent
+    described = host.opview.tensors
+    return {
+        argument: [name.value for name in entry["dims"]]
+        for argument, entry in zip(host.regions[0].blocks[0].arguments, described, strict=True)
+    }
