@@ -70,9 +70,10 @@ def attention(
     and how to fix. Inputs that require gradients run forward; `.backward()` raises `NotYetError`.
     """
     try:
-        extra = None if captured is None else tuple([(n, x.shape, x.stride(), x.dtype, x.device) for n, x in captured.items()])
-        key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, extra,
-               causal, align, window, softcap, scale, return_lse, variant, backend, target, _table.get(_BACKEND), _table.get(_TARGET))  # fmt: skip
+        more = None if captured is None else tuple([(n, x.shape, x.stride(), x.dtype, x.device) for n, x in captured.items()])
+        key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, more,
+               causal, align, window, softcap, scale, return_lse, variant, backend, target,
+               _table.get(_BACKEND), _table.get(_TARGET))  # fmt: skip
         call = _calls.table.get(key)
     except (AttributeError, TypeError, RuntimeError):  # no strided tensor, or an unhashable option: `_first_call` tells
         key = call = None
