@@ -150,9 +150,7 @@ def _module(artifact, kernel: dict, device: int):
         )
     log = bytearray(8192)
     options = [cu.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, cu.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-    status, module = cu.cuModuleLoadDataEx(
-        artifact.members[kernel["ptx"]] + b"\0", len(options), options, [log, len(log)]
-    )
+    status, module = cu.cuModuleLoadDataEx(artifact.members[kernel["ptx"]] + b"\0", len(options), options, [log, len(log)])
     if status != cu.CUresult.CUDA_SUCCESS:
         said, least = log.split(b"\0")[0].decode(errors="replace").strip(), artifact.manifest.get("min_driver", "not stated")
         raise BackendError(

@@ -57,6 +57,10 @@ def execute(
 
 def run_reference(semantics: dict, inputs: dict[str, torch.Tensor], wanted) -> dict[str, torch.Tensor]:
     """The wanted results in the dtypes a kernel gives, computed in float64 by torch."""
+    if not semantics.get("body"):
+        raise InputError(
+            "the artifact says nothing of its semantics", why="it was compiled from a file below the attn level", fix="use backend='cuda'"
+        )
     values = reference.evaluate(semantics, inputs)
     dtypes = {r["name"]: TORCH[r["dtype"]] for r in semantics["results"]}
     return {name: values[name].to(dtypes[name]) for name in wanted}

@@ -84,7 +84,7 @@ def make_inputs(semantics: dict, sizes: dict[str, int], seed: int = 0, device="c
                 f"the input {a['name']} ({a['dtype']}) has no fill",
                 where="attn.fill",
                 why="random integers would mean nothing",
-                fix=f"give its data, or write attn.fill = \"sorted_ids(4)\" on {a['name']}",
+                fix=f'give its data, or write attn.fill = "sorted_ids(4)" on {a["name"]}',
             )
         inputs[a["name"]] = fill(a.get("fill") or "normal", shape, names, TORCH[a["dtype"]], generator, device)
     return inputs

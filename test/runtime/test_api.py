@@ -35,12 +35,20 @@ def close(got, wanted):
     torch.testing.assert_close(got.double(), wanted, rtol=0.01, atol=1e-3)
 
 
-@pytest.mark.parametrize("options, keep, more", [
-    ({}, None, {}), ({"causal": True}, lambda i, j: j <= i, {}), ({"causal": True, "align": "top_left"}, lambda i, j: j <= i - 5, {}),
-    ({"window": (3, 2)}, lambda i, j: (j >= i - 3) & (j <= i + 2), {}), ({"window": (3, None)}, lambda i, j: j >= i - 3, {}),
-    ({"window": (4, 0), "causal": True}, lambda i, j: (j <= i) & (j >= i - 4), {}), ({"softcap": 1.5}, None, {"softcap": 1.5}),
-    ({"scale": 0.3}, None, {"scale": 0.3}), ({"window": [None, None]}, None, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, keep, more",
+    [
+        ({}, None, {}),
+        ({"causal": True}, lambda i, j: j <= i, {}),
+        ({"causal": True, "align": "top_left"}, lambda i, j: j <= i - 5, {}),
+        ({"window": (3, 2)}, lambda i, j: (j >= i - 3) & (j <= i + 2), {}),
+        ({"window": (3, None)}, lambda i, j: j >= i - 3, {}),
+        ({"window": (4, 0), "causal": True}, lambda i, j: (j <= i) & (j >= i - 4), {}),
+        ({"softcap": 1.5}, None, {"softcap": 1.5}),
+        ({"scale": 0.3}, None, {"scale": 0.3}),
+        ({"window": [None, None]}, None, {}),
+    ],
+)
 def test_attention_by_the_reference_backend(options, keep, more):
     q, k, v = qkv(m=20, n=25)
     i, j = torch.arange(20)[:, None] + 5, torch.arange(25)[None]
@@ -142,7 +150,11 @@ def test_bad_input(tensors, options, kind, message, monkeypatch):
     backend = {"backend": "emulator"} if "variant" in options else {"backend": "reference"}
     with pytest.raises(kind, match=message) as caught:
         fa4c.attention(**given, **{**backend, **options})
-    assert isinstance(caught.value, (ValueError, TypeError, NotImplementedError)) and caught.value.what and str(caught.value).count("error:") == 1
+    assert (
+        isinstance(caught.value, (ValueError, TypeError, NotImplementedError))
+        and caught.value.what
+        and str(caught.value).count("error:") == 1
+    )
 
 
 def test_no_gpu_and_no_emulator_says_what_to_do(monkeypatch):
@@ -260,3 +272,22 @@ def test_execute_checks_names_and_writes_given_outputs():
         execute.execute(a, {**inputs, "k": k.half()}, backend="reference")
     with pytest.raises(InputTypeError, match="layout torch.sparse_coo"):
         execute.execute(a, {**inputs, "k": k.to_sparse()}, backend="reference")
+
+
+def test_a_bhsd_variant_still_takes_and_gives_bshd():
+    bhsd = {"layout": ["b", "hq", "m", "d"]}
+    m = manifest(attention_tree(mask=CAUSAL, layout="bhsd"))
+    for t_ in m["tensors"]:
+        if len(t_["layout"]) == 4:
+            t_["layout"] = [t_["layout"][k] for k in (0, 2, 1, 3)]
+    assert m["tensors"][0]["layout"] == bhsd["layout"]
+    q, k, v = qkv()
+    a, b = artifact.build(m, MEMBERS), artifact.build(manifest(), MEMBERS)
+    one, two = (fa4c.attention(q, k, v, variant=x, backend="reference", return_lse=True) for x in (a, b))
+    assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
+
+
+def test_an_artifact_without_semantics_says_so():
+    a = artifact.build(manifest(semantics=attention_tree()) | {"semantics": {}}, MEMBERS)
+    with pytest.raises(InputError, match="says nothing of its semantics"):
+        execute.execute(a, dict(zip("qkv", qkv())), backend="reference")

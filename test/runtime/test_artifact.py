@@ -87,7 +87,9 @@ def test_damage_anywhere_is_refused_or_harmless(path):
     assert refused > len(data) / 23 / 2
 
 
-@pytest.mark.parametrize("data, reason", [(b"", "no fa4c artifact"), (b"hello", "no fa4c artifact"), (b"PK\x03\x04" + bytes(99), "truncated")])
+@pytest.mark.parametrize(
+    "data, reason", [(b"", "no fa4c artifact"), (b"hello", "no fa4c artifact"), (b"PK\x03\x04" + bytes(99), "truncated")]
+)
 def test_foreign_files_are_refused(tmp_path, data, reason):
     (tmp_path / "x.fa4c").write_bytes(data)
     with pytest.raises(ArtifactError, match=reason):

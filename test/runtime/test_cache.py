@@ -34,15 +34,24 @@ def test_names_and_fills_do_not_change_the_key():
 
 def test_all_else_changes_the_key():
     one = attention_tree(mask=CAUSAL)
-    others = [attention_tree(), attention_tree(mask=CAUSAL, align="top_left"), attention_tree(mask=CAUSAL, layout="bhsd"),
-              attention_tree(mask=[["index", "j"], ["index", "i"], ["lt", 0, 1]]), attention_tree(mask=CAUSAL, d=128), attention_tree(mask=CAUSAL, dtype="fp16"),
-              attention_tree(mask=CAUSAL, score=[["x", 0], ["const", 0.126, "f32"], ["mul", 0, 1]])]  # fmt: skip
+    others = [
+        attention_tree(),
+        attention_tree(mask=CAUSAL, align="top_left"),
+        attention_tree(mask=CAUSAL, layout="bhsd"),
+        attention_tree(mask=[["index", "j"], ["index", "i"], ["lt", 0, 1]]),
+        attention_tree(mask=CAUSAL, d=128),
+        attention_tree(mask=CAUSAL, dtype="fp16"),
+        attention_tree(mask=CAUSAL, score=[["x", 0], ["const", 0.126, "f32"], ["mul", 0, 1]]),
+    ]
     swapped = copy.deepcopy(one)
     swapped["body"][0]["in"] = ["k", "q"]
     renamed = copy.deepcopy(one)
     renamed["results"][1]["name"] = "logsum"
-    keys = [key(one), *map(key, [*others, swapped, renamed]), *(key(one, **c) for c in (
-        dict(target="sm_100a"), dict(direction="bwd"), dict(dtype="fp16"), dict(head_dim=(64, 128))))]  # fmt: skip
+    keys = [
+        key(one),
+        *map(key, [*others, swapped, renamed]),
+        *(key(one, **c) for c in (dict(target="sm_100a"), dict(direction="bwd"), dict(dtype="fp16"), dict(head_dim=(64, 128)))),
+    ]
     assert len(set(keys)) == len(keys)
 
 

@@ -93,8 +93,12 @@ def test_a_wrong_mask_or_scale_is_seen(case):
     from fa4c.runtime import reference
 
     given = case[0]
-    for other in (attention_tree(), attention_tree(mask=CAUSAL, align="top_left"), attention_tree(mask=[["index", "j"], ["index", "i"], ["lt", 0, 1]]),
-                  attention_tree(mask=CAUSAL, score=[["x", 0], ["const", 0.12, "f32"], ["mul", 0, 1]])):  # fmt: skip
+    for other in (
+        attention_tree(),
+        attention_tree(mask=CAUSAL, align="top_left"),
+        attention_tree(mask=[["index", "j"], ["index", "i"], ["lt", 0, 1]]),
+        attention_tree(mask=CAUSAL, score=[["x", 0], ["const", 0.12, "f32"], ["mul", 0, 1]]),
+    ):
         got = reference.evaluate(other, given)
         found = rows(case, o=got["o"].to(torch.bfloat16), lse=got["lse"])
         assert not all(r.ok for r in found.values())

@@ -259,7 +259,9 @@ def test_cluster_and_pdl_are_launch_attributes(driver):
     call(artifact.build(m, MEMBERS), qkv())
     config = driver.launched[0][4]
     assert config.numAttrs == 2 and {a.id.name for a in config.attrs} == {
-        "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"}  # fmt: skip
+        "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION",
+        "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION",
+    }
     assert config.attrs[0].value.clusterDim.x == 2
 
 
@@ -271,8 +273,10 @@ def test_size_zero_launches_nothing(driver):
 
 
 def workspace_artifact(lifetime, init):
-    m = manifest(workspaces=[{"name": "w", "dtype": "f32", "size": ["mul", "b", "m"], "init": init, "lifetime": lifetime}],
-                 steps=[{"op": "fill", "buffer": "lse", "value": 3}, {"op": "launch", "kernel": "fwd"}])  # fmt: skip
+    m = manifest(
+        workspaces=[{"name": "w", "dtype": "f32", "size": ["mul", "b", "m"], "init": init, "lifetime": lifetime}],
+        steps=[{"op": "fill", "buffer": "lse", "value": 3}, {"op": "launch", "kernel": "fwd"}],
+    )
     m["kernels"]["fwd"]["params"].append({"kind": "pointer", "tensor": "w"})
     return artifact.build(m, MEMBERS)
 
@@ -311,7 +315,7 @@ def test_captured_pointer_tensors(driver):
 
 
 def test_host_time_is_small(driver):
-    """A bound call's Python, without driver and allocator in it, stays far below the goal of 20 us; the GPU suite measures the real thing."""
+    """A bound call's Python stays far below the goal of 20 us with no driver in it; the GPU suite measures the real thing."""
     import time
 
     a, tensors = make(), qkv(b=1, m=8, n=8, hq=1, hkv=1)

@@ -54,7 +54,10 @@ def test_the_block_blocks():
 
 
 def test_import_fa4c_brings_neither_torch_nor_the_compiler():
-    done = run("import fa4c; print(fa4c.__version__, 'torch' in sys.modules, 'numpy' in sys.modules)", blocked=("torch", "numpy", "torch_mlir", "cutlass"))
+    done = run(
+        "import fa4c; print(fa4c.__version__, 'torch' in sys.modules, 'numpy' in sys.modules)",
+        blocked=("torch", "numpy", "torch_mlir", "cutlass"),
+    )
     assert done.returncode == 0 and done.stdout == "0.1.0 False False\n", done.stderr
 
 
@@ -71,8 +74,9 @@ def test_import_fa4c_is_fast():
 
 
 def test_unknown_names_raise_attribute_error_and_dir_lists_the_api():
-    import fa4c
     import pytest
+
+    import fa4c
 
     assert {"attention", "compile", "load"} <= set(dir(fa4c))
     with pytest.raises(AttributeError, match="no attribute 'attentoin'"):

@@ -15,10 +15,18 @@ def test_parse_sizes_and_defaults():
     assert parse_sizes("hq=6") == dict(b=1, hq=6, hkv=6, m=256, n=256)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("b=2;m=3", "no NAME=INTEGER"), ("b=two", "no NAME=INTEGER"), ("s=3", "unknown size 's'"), ("m=-1", "negative"), ("m=1,m=2", "twice"),
-    ("hq=6,hkv=4", "6 query heads are no multiple of 4"), ("hqq=6", "did you mean 'hq'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("b=2;m=3", "no NAME=INTEGER"),
+        ("b=two", "no NAME=INTEGER"),
+        ("s=3", "unknown size 's'"),
+        ("m=-1", "negative"),
+        ("m=1,m=2", "twice"),
+        ("hq=6,hkv=4", "6 query heads are no multiple of 4"),
+        ("hqq=6", "did you mean 'hq'"),
+    ],
+)
 def test_bad_sizes(text, message):
     with pytest.raises(InputError, match=message):
         parse_sizes(text)
@@ -45,8 +53,14 @@ def test_fills():
     assert ids.dtype == torch.int32 and (ids.diff(dim=-1) >= 0).all() and set(ids.unique().tolist()) == {0, 1, 2, 3}
     n = fill("normal", (10000,), ["n"], torch.float32, g, "cpu")
     assert abs(n.mean()) < 0.05 and abs(n.std() - 1) < 0.05
-    for kind, message in (("gaussian", "unknown fill"), ("uniform(1)", "unknown fill"), ("normall", "did you mean 'normal'"), ("alibi", "head axis"),
-                          ("uniform(a,b)", "no number"), ("sorted_ids(0)", "unknown fill")):  # fmt: skip
+    for kind, message in (
+        ("gaussian", "unknown fill"),
+        ("uniform(1)", "unknown fill"),
+        ("normall", "did you mean 'normal'"),
+        ("alibi", "head axis"),
+        ("uniform(a,b)", "no number"),
+        ("sorted_ids(0)", "unknown fill"),
+    ):
         with pytest.raises(InputError, match=message):
             fill(kind, (3,), ["n"], torch.float32, g, "cpu")
 

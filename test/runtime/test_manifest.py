@@ -53,7 +53,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("path, field, value, message", MISTAKES, ids=[f"{'.'.join(map(str, p))}.{f}-{k}" for k, (p, f, *_) in enumerate(MISTAKES)])
+@pytest.mark.parametrize(
+    "path, field, value, message", MISTAKES, ids=[f"{'.'.join(map(str, p))}.{f}-{k}" for k, (p, f, *_) in enumerate(MISTAKES)]
+)
 def test_mistake_is_located(path, field, value, message):
     m = good()
     if value is ...:
@@ -72,7 +74,7 @@ def test_a_good_manifest_passes_and_informing_fields_are_free():
 
 
 def test_a_dropped_field_anywhere_is_refused_or_has_a_default():
-    """Every field of a tensor, workspace, step and parameter: without it, an error that names the place; never a traceback of another kind."""
+    """Every field of a tensor, workspace, step and parameter: without it, a located error, never another kind of exception."""
     defaults = {"optional", "pdl", "registers", "stack_bytes", "local_bytes", "cubin"}
     whole = good()
     whole["workspaces"] = [{"name": "w", "dtype": "f32", "size": "m", "init": "zero", "lifetime": "cached"}]

@@ -78,8 +78,12 @@ def test_a_grid_past_its_limit_is_an_error():
 
 
 def test_predicates_choose_steps_and_see_alignment():
-    two = manifest(steps=[{"op": "launch", "kernel": "fwd", "when": ["and", ["ge", "m", 512], ["aligned", "q", 16]]},
-                          {"op": "launch", "kernel": "small", "when": ["not", ["and", ["ge", "m", 512], ["aligned", "q", 16]]]}])  # fmt: skip
+    two = manifest(
+        steps=[
+            {"op": "launch", "kernel": "fwd", "when": ["and", ["ge", "m", 512], ["aligned", "q", 16]]},
+            {"op": "launch", "kernel": "small", "when": ["not", ["and", ["ge", "m", 512], ["aligned", "q", 16]]]},
+        ]
+    )
     two["kernels"]["small"] = {**two["kernels"]["fwd"], "grid": [1, 1, 1]}
     p = artifact.build(two, MEMBERS).program
     assert p.alignments == [("q", 16)]
@@ -95,10 +99,17 @@ def test_no_step_for_these_sizes_is_an_error():
 
 
 def test_workspaces_and_fills():
-    p = program(workspaces=[{"name": "w", "dtype": "f32", "size": ["mul", "b", "hq", "m"], "init": "zero", "lifetime": "cached"}],
-                steps=[{"op": "fill", "buffer": "w", "value": 0}, {"op": "fill", "buffer": "lse", "value": 1.5}, {"op": "launch", "kernel": "fwd"}])  # fmt: skip
+    p = program(
+        workspaces=[{"name": "w", "dtype": "f32", "size": ["mul", "b", "hq", "m"], "init": "zero", "lifetime": "cached"}],
+        steps=[{"op": "fill", "buffer": "w", "value": 0}, {"op": "fill", "buffer": "lse", "value": 1.5}, {"op": "launch", "kernel": "fwd"}],
+    )
     plan = p.plan(geometry(), ("o", "lse"), DEVICE)
-    assert plan.workspaces[0].size == 16000 and plan.steps[0] == Fill("w", 0) and plan.steps[1] == Fill("lse", 1.5) and isinstance(plan.steps[2], Launch)
+    assert (
+        plan.workspaces[0].size == 16000
+        and plan.steps[0] == Fill("w", 0)
+        and plan.steps[1] == Fill("lse", 1.5)
+        and isinstance(plan.steps[2], Launch)
+    )
     assert [type(s) for s in p.plan(geometry(), ("o",), DEVICE).steps] == [Fill, Launch]
 
 
@@ -108,11 +119,17 @@ def test_a_size_of_zero_plans_nothing(sizes):
     assert plan.empty and not plan.steps
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(k=(2, 777, 2, 32)), "k has d = 32, but this kernel is for d = 64"), (dict(v=(2, 776, 2, 64)), "v has n = 776, but k has n = 777"),
-    (dict(q=(2, 1000, 64)), r"q has 3 dimensions \(2, 1000, 64\), but needs 4: \(b, m, hq, d\)"), (dict(k=(3, 777, 2, 64)), "k has b = 3, but q has b = 2"),
-    (dict(q=(2, 1000, 7, 64)), "7 query heads are no multiple of 2"), (dict(k=(2, 777, 0, 64), v=(2, 777, 0, 64)), "8 query heads are no multiple of 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(k=(2, 777, 2, 32)), "k has d = 32, but this kernel is for d = 64"),
+        (dict(v=(2, 776, 2, 64)), "v has n = 776, but k has n = 777"),
+        (dict(q=(2, 1000, 64)), r"q has 3 dimensions \(2, 1000, 64\), but needs 4: \(b, m, hq, d\)"),
+        (dict(k=(3, 777, 2, 64)), "k has b = 3, but q has b = 2"),
+        (dict(q=(2, 1000, 7, 64)), "7 query heads are no multiple of 2"),
+        (dict(k=(2, 777, 0, 64), v=(2, 777, 0, 64)), "8 query heads are no multiple of 0"),
+    ],
+)
 def test_wrong_shapes(change, message):
     with pytest.raises(InputError, match=message):
         program().plan(geometry(**change), ("o",), DEVICE)
@@ -130,11 +147,19 @@ def test_layout_problems_name_the_tensor_that_is_copied():
     assert p.layout_problem("slopes", (8,), (1,)) is None and p.layout_problem("slopes", (1,), (2,)) is None
 
 
-@pytest.mark.parametrize("axes, dims, layout, packed, wanted", [
-    (["b", "hq"], ["m", "d"], "bshd", (), ["b", "m", "hq", "d"]), (["b", "hq"], ["m", "d"], "bhsd", (), ["b", "hq", "m", "d"]),
-    (["b", "hq"], ["m"], "bshd", (), ["b", "hq", "m"]), (["hq"], [], "bshd", (), ["hq"]), (["b"], ["m", "n"], "bshd", (), ["b", "m", "n"]),
-    (["hq"], ["m", "n"], "bshd", (), ["hq", "m", "n"]), (["b", "hkv"], ["n", "d"], "bshd", ("n",), ["n", "hkv", "d"]),
-    (["b", "hq"], ["m"], "bshd", ("m",), ["hq", "m"]), (["b", "hq"], ["m", "d"], "bhsd", ("m",), ["hq", "m", "d"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "axes, dims, layout, packed, wanted",
+    [
+        (["b", "hq"], ["m", "d"], "bshd", (), ["b", "m", "hq", "d"]),
+        (["b", "hq"], ["m", "d"], "bhsd", (), ["b", "hq", "m", "d"]),
+        (["b", "hq"], ["m"], "bshd", (), ["b", "hq", "m"]),
+        (["hq"], [], "bshd", (), ["hq"]),
+        (["b"], ["m", "n"], "bshd", (), ["b", "m", "n"]),
+        (["hq"], ["m", "n"], "bshd", (), ["hq", "m", "n"]),
+        (["b", "hkv"], ["n", "d"], "bshd", ("n",), ["n", "hkv", "d"]),
+        (["b", "hq"], ["m"], "bshd", ("m",), ["hq", "m"]),
+        (["b", "hq"], ["m", "d"], "bhsd", ("m",), ["hq", "m", "d"]),
+    ],
+)
 def test_memory_layout(axes, dims, layout, packed, wanted):
     assert memory_layout(axes, dims, layout, packed) == wanted

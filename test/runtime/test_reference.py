@@ -11,7 +11,12 @@ from fa4c.runtime import reference
 from fa4c.runtime.errors import InputError, ManifestError
 from fa4c.runtime.inputs import make_inputs
 
-SIZES = [dict(b=2, hq=4, hkv=2, m=33, n=33), dict(b=1, hq=6, hkv=1, m=7, n=50), dict(b=3, hq=2, hkv=2, m=50, n=7), dict(b=1, hq=1, hkv=1, m=1, n=1)]
+SIZES = [
+    dict(b=2, hq=4, hkv=2, m=33, n=33),
+    dict(b=1, hq=6, hkv=1, m=7, n=50),
+    dict(b=3, hq=2, hkv=2, m=50, n=7),
+    dict(b=1, hq=1, hkv=1, m=1, n=1),
+]
 
 
 def sdpa(inputs, bias=None, keep=None, scale=None):
@@ -51,7 +56,9 @@ def test_bhsd_layout_gives_the_same_numbers():
     bshd, bhsd = attention_tree(d=16, dv=8), attention_tree(d=16, dv=8, layout="bhsd")
     inputs = make_inputs(bshd, SIZES[0])
     swapped = {n: t.transpose(1, 2).contiguous() for n, t in inputs.items()}
-    torch.testing.assert_close(reference.evaluate(bhsd, swapped)["o"].transpose(1, 2), reference.evaluate(bshd, inputs)["o"], rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        reference.evaluate(bhsd, swapped)["o"].transpose(1, 2), reference.evaluate(bshd, inputs)["o"], rtol=0, atol=1e-13
+    )
 
 
 def test_captured_slopes():
@@ -81,7 +88,9 @@ def test_two_dimensional_bias_per_head():
     score = [["x", 0], ["const", 0.25, "f32"], ["mul", 0, 1], ["index", "i"], ["index", "j"], ["load", "bias", 3, 4], ["add", 2, 5]]
     tree = attention_tree(score=score, captures=[bias], align="top_left", d=16, dv=16)
     inputs = make_inputs(tree, SIZES[2])
-    torch.testing.assert_close(reference.evaluate(tree, inputs)["o"], sdpa(inputs, bias=inputs["bias"].double(), scale=0.25)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        reference.evaluate(tree, inputs)["o"], sdpa(inputs, bias=inputs["bias"].double(), scale=0.25)[0], rtol=0, atol=1e-12
+    )
 
 
 def test_packed_lengths_equal_each_sequence_alone():
@@ -144,8 +153,10 @@ def test_a_result_that_lacks_an_axis_is_the_sum_over_it():
     """dV-like: P^T @ V' summed over the query heads of a group, and over all heads and batches."""
     tree = attention_tree(d=16, dv=16)
     tree["body"].append({"op": "gemm", "in": ["p", "q"], "out": ["g"], "transpose_a": True, "dtype": "f32"})
-    tree["results"] = [{"name": "per_kv", "value": "g", "dtype": "f32", "axes": ["b", "hkv"], "dims": ["n", "d"], "shape": [None, 16]},
-                       {"name": "all", "value": "g", "dtype": "f32", "axes": [], "dims": ["n", "d"], "shape": [None, 16]}]  # fmt: skip
+    tree["results"] = [
+        {"name": "per_kv", "value": "g", "dtype": "f32", "axes": ["b", "hkv"], "dims": ["n", "d"], "shape": [None, 16]},
+        {"name": "all", "value": "g", "dtype": "f32", "axes": [], "dims": ["n", "d"], "shape": [None, 16]},
+    ]
     inputs = make_inputs(tree, dict(b=2, hq=4, hkv=2, m=9, n=11))
     q, k = inputs["q"].double().transpose(1, 2), inputs["k"].double().transpose(1, 2).repeat_interleave(2, 1)
     g = (q @ k.transpose(-1, -2) / 4).softmax(-1).transpose(-1, -2) @ q
@@ -155,9 +166,19 @@ def test_a_result_that_lacks_an_axis_is_the_sum_over_it():
 
 
 OPERATIONS = [
-    ("neg", lambda x: -x), ("exp", torch.exp), ("exp2", torch.exp2), ("log", torch.log), ("log2", torch.log2), ("tanh", torch.tanh), ("sigmoid", torch.sigmoid),
-    ("erf", torch.erf), ("sqrt", torch.sqrt), ("rsqrt", torch.rsqrt), ("abs", torch.abs), ("floor", torch.floor),
-]  # fmt: skip
+    ("neg", lambda x: -x),
+    ("exp", torch.exp),
+    ("exp2", torch.exp2),
+    ("log", torch.log),
+    ("log2", torch.log2),
+    ("tanh", torch.tanh),
+    ("sigmoid", torch.sigmoid),
+    ("erf", torch.erf),
+    ("sqrt", torch.sqrt),
+    ("rsqrt", torch.rsqrt),
+    ("abs", torch.abs),
+    ("floor", torch.floor),
+]
 
 
 @pytest.mark.parametrize("op, function", OPERATIONS, ids=[o for o, _ in OPERATIONS])
@@ -166,18 +187,45 @@ def test_unary_operations(op, function):
     assert_score(score, lambda x, i, j: function(x.abs() + 0.5))
 
 
-@pytest.mark.parametrize("op, function", [
-    ("floordiv", lambda i, j: torch.div(i - 5, j, rounding_mode="floor")), ("rem", lambda i, j: torch.fmod(i - 5, j)),
-    ("div", lambda i, j: torch.div(i - 5, j, rounding_mode="trunc")), ("max", lambda i, j: torch.maximum(i - 5, j)), ("min", lambda i, j: torch.minimum(i - 5, j)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, function",
+    [
+        ("floordiv", lambda i, j: torch.div(i - 5, j, rounding_mode="floor")),
+        ("rem", lambda i, j: torch.fmod(i - 5, j)),
+        ("div", lambda i, j: torch.div(i - 5, j, rounding_mode="trunc")),
+        ("max", lambda i, j: torch.maximum(i - 5, j)),
+        ("min", lambda i, j: torch.minimum(i - 5, j)),
+    ],
+)
 def test_integer_operations_have_the_signs_of_arith(op, function):
-    score = [["index", "i"], ["const", 5, "index"], ["sub", 0, 1], ["index", "j"], ["const", 1, "index"], ["add", 3, 4], [op, 2, 5], ["cast", 6, "f32"]]
+    score = [
+        ["index", "i"],
+        ["const", 5, "index"],
+        ["sub", 0, 1],
+        ["index", "j"],
+        ["const", 1, "index"],
+        ["add", 3, 4],
+        [op, 2, 5],
+        ["cast", 6, "f32"],
+    ]
     assert_score(score, lambda x, i, j: function(i, j + 1).double())
 
 
 def test_select_logic_and_sizes():
-    score = [["index", "i"], ["index", "j"], ["lt", 0, 1], ["size", "n"], ["const", 3, "index"], ["sub", 3, 4], ["ge", 1, 5], ["or", 2, 6], ["not", 7],
-             ["x", 0], ["const", -2.0, "f32"], ["select", 8, 9, 10]]  # fmt: skip
+    score = [
+        ["index", "i"],
+        ["index", "j"],
+        ["lt", 0, 1],
+        ["size", "n"],
+        ["const", 3, "index"],
+        ["sub", 3, 4],
+        ["ge", 1, 5],
+        ["or", 2, 6],
+        ["not", 7],
+        ["x", 0],
+        ["const", -2.0, "f32"],
+        ["select", 8, 9, 10],
+    ]
     assert_score(score, lambda x, i, j: torch.where(~((i < j) | (j >= 11 - 3)), x, torch.tensor(-2.0, dtype=torch.float64)))
 
 
@@ -195,9 +243,12 @@ def assert_score(score, function):
 
 def test_rows_broadcast_in_maps_and_reduce():
     tree = attention_tree(d=16, dv=16, layout="bhsd")
-    tree["body"] = [tree["body"][0], {"op": "reduce", "in": ["s"], "out": ["top"], "kind": "max"},
-                    {"op": "map", "in": ["s", "top"], "out": ["t"], "expr": [["x", 0], ["x", 1], ["sub", 0, 1]], "dtype": "f32"},
-                    {"op": "reduce", "in": ["t"], "out": ["r"], "kind": "sum"}]  # fmt: skip
+    tree["body"] = [
+        tree["body"][0],
+        {"op": "reduce", "in": ["s"], "out": ["top"], "kind": "max"},
+        {"op": "map", "in": ["s", "top"], "out": ["t"], "expr": [["x", 0], ["x", 1], ["sub", 0, 1]], "dtype": "f32"},
+        {"op": "reduce", "in": ["t"], "out": ["r"], "kind": "sum"},
+    ]
     tree["results"] = [{"name": "r", "value": "r", "dtype": "f32", "axes": ["b", "hq"], "dims": ["m"], "shape": [None]}]
     inputs = make_inputs(tree, dict(b=1, hq=2, hkv=2, m=9, n=11))
     s = inputs["q"].double() @ inputs["k"].double().transpose(-1, -2)
@@ -212,7 +263,9 @@ def test_bad_shapes_and_bad_trees_are_located():
     with pytest.raises(InputError, match="q has d = 32, but this kernel is for d = 64"):
         reference.evaluate(tree, {**inputs, "q": inputs["q"][..., :32]})
     with pytest.raises(InputError, match="4 query heads are no multiple of 3"):
-        reference.evaluate(tree, {n: t[:, :, :3] if n != "q" else t for n, t in make_inputs(tree, dict(b=1, hq=4, hkv=4, m=5, n=5)).items()})
+        reference.evaluate(
+            tree, {n: t[:, :, :3] if n != "q" else t for n, t in make_inputs(tree, dict(b=1, hq=4, hkv=4, m=5, n=5)).items()}
+        )
     with pytest.raises(ManifestError, match=r"body\[1\].*unknown operation.*did you mean 'tanh'"):
         reference.evaluate(attention_tree(score=[["x", 0], ["tahn", 0]]), inputs)
     tree["body"][0]["op"] = "gem"

@@ -1,0 +1,121 @@
+"""The emulator backend: plans a call as the cuda backend does, then executes each launch's PTX on the CPU.
+
+The emulator works on NumPy arrays at addresses of its own, so tensors are passed as the span of memory they cover; TMA descriptors come
+from the same plan. Hazards that it reports (races, missing waits, bad addresses) are errors here; `run_reported` gives the reports.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import counters, tensor_map
+from .errors import BackendError
+from .plan import Fill, Launch
+from .torch_types import TORCH
+
+# what a manifest may ask about the device, of the machine that a target stands for (H200, B200)
+DEVICES = {"sm_90a": {"num_sms": 132, "l2_bytes": 50 << 20}, "sm_100a": {"num_sms": 148, "l2_bytes": 126 << 20}}
+
+
+def available() -> bool:
+    """Whether the emulator can be imported."""
+    try:
+        from . import emulator
+    except ImportError:
+        return False
+    return hasattr(emulator, "launch")
+
+
+def run(artifact, given: dict[str, torch.Tensor], wanted, **options) -> dict[str, torch.Tensor]:
+    """{output: tensor}. Raises `BackendError` if the emulator reports a hazard; `options` as in `run_reported`."""
+    outputs, reports = run_reported(artifact, given, wanted, **options)
+    bad = next((r for r in reports if not r.ok), None)
+    if bad is not None:
+        raise BackendError(
+            f"the emulated kernel {bad.entry} has hazards",
+            where=artifact.path,
+            why=bad.text(),
+            fix="this is a fault of the compiled kernel: please report it with the artifact",
+        )
+    return outputs
+
+
+def run_reported(artifact, given: dict[str, torch.Tensor], wanted, **options) -> tuple[dict[str, torch.Tensor], list]:
+    """(outputs, one report for each launch). `options` go to `emulator.launch`: schedule, schedule_seed, hazards, strict, progress."""
+    from .emulator import launch
+
+    program = artifact.program
+    tensors = dict(given)
+    for name, t in given.items():
+        if program.layout_problem(name, tuple(t.shape), t.stride()):
+            tensors[name] = t.clone(memory_format=torch.contiguous_format)
+            counters.count("copies")
+            counters.count(f"copies.{name}")
+    geometry = {name: (tuple(t.shape), t.stride()) for name, t in tensors.items()}
+    aligned = {("aligned", name, n): _aligned(tensors.get(name), n) for name, n in program.alignments}
+    plan = program.plan(geometry, wanted, DEVICES[artifact.target], aligned)
+    for name, shape in plan.output_shapes.items():
+        dtype = TORCH[program.tensors[name].dtype]
+        tensors[name] = torch.full(shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype)
+    for w in plan.workspaces:
+        tensors[w.name] = torch.zeros(max(w.size, 1), dtype=TORCH[w.dtype])
+    poisoned = set(plan.output_shapes) | {w.name for w in plan.workspaces if w.init == "none"}
+    buffers = {name: _buffer(name, t, name in plan.output_shapes or name not in given, name in poisoned) for name, t in tensors.items()}
+    reports = []
+    for step in plan.steps:
+        if isinstance(step, Fill):
+            tensors[step.buffer].fill_(step.value)
+            buffers[step.buffer] = _buffer(step.buffer, tensors[step.buffer], True, False)
+        else:
+            kernel = artifact.manifest["kernels"][step.kernel]
+            reports.append(
+                launch(
+                    artifact.members[kernel["ptx"]].decode(),
+                    kernel["entry"],
+                    step.grid,
+                    kernel["block"],
+                    kernel["cluster"],
+                    kernel["smem_bytes"],
+                    _parameters(step, buffers),
+                    file=kernel["ptx"],
+                    **options,
+                )
+            )
+    return {name: tensors[name] for name in wanted}, reports
+
+
+def _parameters(step: Launch, buffers: dict) -> list:
+    from .emulator import TensorMap
+
+    found = []
+    for param in step.params:
+        if param.tensor is None:
+            found.append(param.data)
+        elif param.map is None:
+            found.append(buffers[param.tensor])
+        else:
+            m: tensor_map.MapSpec = param.map
+            found.append(TensorMap(buffers[param.tensor], m.dtype, m.shape, m.strides, m.box, m.swizzle))
+    return found
+
+
+def _buffer(name: str, t: torch.Tensor, writable: bool, poison: bool):
+    """The memory that `t` covers, from its first to its last element, as a flat array that shares it (bf16 as 16-bit integers)."""
+    from .emulator import Buffer
+
+    span = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride())) if t.numel() else 0
+    flat = torch.as_strided(t.detach(), (span,), (1,))
+    if t.dtype == torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return Buffer(flat.numpy(), writable, name=name, poison=poison, dtype={torch.bfloat16: "bf16"}.get(t.dtype))
+
+
+def _aligned(t: torch.Tensor | None, n: int) -> bool:
+    """Buffers lie at multiples of 128 bytes in the emulator; strides are the tensor's."""
+    if t is None:
+        return n <= 128
+    step = t.element_size()
+    return n <= 128 and all(s * step % n == 0 for s, size in zip(t.stride(), t.shape) if size > 1 and s != 1)
+
+
+__all__ = ["available", "run", "run_reported"]

@@ -1,0 +1,130 @@
+"""The GPU suite's own Python, by the reference backend on the CPU; and that it can fail."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from runtime_samples import ALIBI_SCORE, CAUSAL, MEMBERS, SLOPES, attention_tree, manifest
+
+from fa4c.runtime import artifact, execute
+
+SUITE = pathlib.Path(__file__).resolve().parent.parent / "gpu"
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    monkeypatch.setenv("FA4C_SUITE_DEVICE", "cpu")
+    monkeypatch.syspath_prepend(str(SUITE))
+    for name in ("cases", "run_gpu", "behaviours", "timing"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import run_gpu
+
+    yield run_gpu
+    for name in ("cases", "run_gpu", "behaviours", "timing"):
+        sys.modules.pop(name, None)
+
+
+def test_a_folder_runs_and_is_recorded(tmp_path):
+    artifact.write(tmp_path / "causal.fa4c", manifest(), MEMBERS)
+    artifact.write(tmp_path / "alibi.fa4c", manifest(attention_tree(score=ALIBI_SCORE, captures=[SLOPES])), MEMBERS)
+    (tmp_path / "broken.fa4c").write_bytes(b"PK")
+    command = [
+        sys.executable,
+        SUITE / "run_gpu.py",
+        tmp_path,
+        "--out",
+        tmp_path / "r.json",
+        "--cases",
+        "one and,x 65,fused,no keys",
+        "--commit",
+        "abc",
+    ]
+    done = subprocess.run(command, env={**os.environ, "FA4C_SUITE_DEVICE": "cpu"}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "WRONG broken.fa4c" in done.stdout and "10 passed, 1 failed" in done.stdout, done.stdout + done.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["commit"] == "abc" and result["machine"]["torch"] == torch.__version__
+    good = [r for r in result["rows"] if r["artifact"] != "broken.fa4c"]
+    assert {r["artifact"] for r in good} == {"causal.fa4c", "alibi.fa4c"} and len(good) == 10 and all(0 <= r["ratio"] < 1 for r in good)
+
+
+def test_every_view_holds_the_same_numbers(suite):
+    import cases
+
+    tree = attention_tree()
+    for case in cases.LAYOUTS[:-1]:
+        plain = cases.inputs_of(cases.Case("x", case.b, case.hq, case.hkv, case.m, case.n), tree)
+        viewed = cases.inputs_of(case, tree)
+        for name, t in viewed.items():
+            wanted = plain[name]
+            if case.view == "expanded heads" and name != "q":
+                wanted = wanted[:, :, :1].expand_as(wanted)
+            if case.view == "expanded batch" and name != "q":
+                wanted = wanted[:1].expand_as(wanted)
+            assert torch.equal(t, wanted), (case.view, name)
+        changed = [n for n, t in viewed.items() if t.stride() != plain[n].stride() or t.data_ptr() % 16]
+        assert changed, case.view
+
+
+def wrong_result(change):
+    def run(a, inputs, backend=None, outputs=None, want=None):
+        got = original(a, inputs, backend="reference", outputs=outputs)
+        change(got)
+        return got
+
+    original = execute.execute
+    return run
+
+
+@pytest.mark.parametrize(
+    "change, note",
+    [
+        (lambda got: got["o"][0, 3, 0].add_(0.5), ""),
+        (lambda got: got["o"][0, 3, 0, 5].fill_(float("nan")), "o: 1 NaN"),
+        (lambda got: got["lse"][0, 0, 0].add_(1e-2), ""),
+        (lambda got: got["o"].as_strided((1,), (1,), got["o"].storage_offset() - 1).fill_(0), "o: written outside"),
+        (lambda got: got["lse"].as_strided((1,), (1,), got["lse"].storage_offset() + got["lse"].numel()).fill_(0), "lse: written outside"),
+    ],
+)
+def test_a_wrong_kernel_fails(suite, monkeypatch, change, note):
+    import cases
+
+    a = artifact.build(manifest(attention_tree(mask=CAUSAL)), MEMBERS)
+    case = cases.Case("x", 1, 2, 2, 33, 33)
+    assert suite.run_case(a, case)["ok"]
+    monkeypatch.setattr(execute, "execute", wrong_result(change))
+    row = suite.run_case(a, case)
+    assert not row["ok"] and note in row["note"]
+
+
+def test_contents_do_what_their_names_say(suite):
+    import cases
+
+    tree = attention_tree()
+    for case in cases.VALUES:
+        given = cases.inputs_of(case, tree)
+        s = given["q"][0, :, 0].double() @ given["k"][0, :, 0].double().T / 8
+        assert torch.isfinite(s).all()
+        top = s.reshape(520, 4, 130).amax(-1)
+        if case.contents == "rising maxima":
+            assert (top.diff(dim=1) > 1).all() and top[:, -1].max() > 40
+        if case.contents == "falling maxima":
+            assert (top.diff(dim=1) < -1).all()
+        if case.contents == "all equal":
+            assert (s == 0).all()
+        if case.contents == "negative scores":
+            assert s.max() < -100
+        if case.contents == "large scores":
+            assert s.abs().max() > 40
+
+
+def test_pairs_are_counted_from_the_mask(suite):
+    import cases
+    import timing
+
+    for mask, wanted in ((CAUSAL, 2 * 3 * 40 * 41 // 2), (None, 2 * 3 * 1600)):
+        tree = attention_tree(mask=mask)
+        assert timing.visible_pairs(tree, cases.inputs_of(cases.Case("x", 2, 3, 3, 40, 40), tree)) == wanted
