@@ -546,6 +546,8 @@ def _mbar_wait(ins, program):
             b = find(F, address, ins.line)
             done = (b.phase & 1) != (value & 1) if parity else b.phase > value
             b.waited = True
+            if b.missed and F.H:
+                F.H.report("missed-phase", b.missed[0], (ins.line, b.missed[1]))
             if done:
                 result[group] = True
                 hits.append((b, group))
@@ -569,8 +571,6 @@ def _mbar_wait(ins, program):
             mask = F.mask if len(group) == F.width else sum(1 << int(x) for x in group)
             _touch(F, mask, b.at, ins.line)
             b.observed = True
-            if b.missed and F.H:
-                F.H.report("missed-phase", b.missed[0], (ins.line, b.missed[1]))
             if not relaxed:
                 F.acquire(mask, b.past.get(b.phase - 1))
         F.put(d, result, m)

@@ -286,6 +286,8 @@ def _run_mma(F, op, ctas, shape, d, a, b, acc, off):
             keep = ~disabled
             lanes, product = lanes[keep], product[keep]
         t.check_columns(F, column, width, line)
+        if a[0] == "tmem" and F.H and column < (a[1] & 0xFFFF) + 8 and (a[1] & 0xFFFF) < column + width:
+            F.H.report("tmem-overlap", f"the accumulator, columns {column}..{column + width - 1}, overlaps operand A at column {a[1] & 0xFFFF}", (line,), (op.agent(),))
         view = t.data.view(np.float32)
         if acc:
             product = product + view[lanes, column:column + width]
