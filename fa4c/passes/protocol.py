@@ -413,15 +413,18 @@ class _Machine:
         per_group = op.scope.value == "warpgroup"
         key = (op.id.value + agent.group, "group") if per_group else (op.id.value, "role")
         need = 1 if per_group else sum(1 for a in self.agents if a.role == agent.role)
-        yield from self._meet(agent, op, key, need)
+        for blocked in self._meet(agent, op, key, need):
+            yield blocked
         agent.synced |= agent.fenced
-        if not per_group:
-            self.epoch[agent] = self.epoch.get(agent, 0) + 1
 
     def _meet(self, agent, op, key, need):
         waiting = self.barriers.setdefault(key, [0, 0])  # arrivals of this generation, generation
         generation = waiting[1]
         self._arrive(waiting, need)
+        if waiting[1] != generation and key[1] == "role":  # complete: all have passed the reads before it
+            for other in self.agents:
+                if other.role == agent.role:
+                    self.epoch[other] = self.epoch.get(other, 0) + 1
         while waiting[1] == generation:
             yield op
 
