@@ -135,6 +135,9 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
 _INSTR = re.compile(r"(?:@(!?)\s*([%\w$.]+)\s+)?([a-z_][\w.:]*)\s*(.*)", re.S)
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,{}\[\]()]+")
+_SPECIAL = re.compile(
+    r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]|laneid|warpid|nwarpid|smid|nsmid|gridid|cluster_ctarank|cluster_nctarank"
+    r"|is_explicit_cluster|lanemask_(?:eq|lt|le|gt|ge)|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi|dynamic_smem_size|total_smem_size)")
 _REGDECL = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
 _VARDECL = re.compile(
     r"((?:\.\w+\s+)*?)\.(shared|global|const|local|param)\s+((?:\.\w+\s+|\.align\s+\d+\s+|\d+\s+)*?)\.(\w+)\s+([\w$%]+)\s*"
@@ -291,7 +294,7 @@ class _Parser:
             if c == ";":
                 pos += 1
                 continue
-            if text.startswith(".loc", pos):
+            if text.startswith((".loc ", ".loc\t"), pos):
                 stop = text.find("\n", pos)
                 v = text[pos:stop].split()
                 loc = (int(v[1]), int(v[2]))
@@ -434,6 +437,8 @@ class _Parser:
         if r is not None:
             return r
         if c == "%":
+            if not _SPECIAL.fullmatch(text):
+                self.fail(pos, f"register {text} is not declared, and is no special register that is supported")
             return Special(text)
         m = re.match(r"([\w$.]+)\s*\+\s*(\d+)$", text)
         if m:
