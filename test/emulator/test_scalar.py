@@ -360,7 +360,7 @@ def test_special_registers():
 # --- refusals --------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("line,what", [
     ("frobnicate.b32 %r4, %r5;", "frobnicate"), ("add.u32 %r4, %r999, 1;", "%r999"), ("bra NOWHERE;", "NOWHERE"), ("mov.u32 %r4, %nosuch;", "nosuch"),
-    ("tcgen05.cp.cta_group::1.128x256b [%r4], %rd5;", "tcgen05.cp"), ("add.u32 %r4 %r5;", "add.u32"), ("tcgen05.mma.cta_group::1.kind::tf32 [%r4], %rd1, %rd2, %r5, %p0;", "kind::tf32"),
+    ("tcgen05.cp.cta_group::1.128x256b [%r4], %rd5;", "tcgen05.cp"), ("add.u32 %r4 %r5;", "%r4 %r5"), ("add.u32 %r4;", "add.u32"), ("tcgen05.mma.cta_group::1.kind::tf32 [%r4], %rd1, %rd2, %r5, %p0;", "kind::tf32"),
     ("L: add.u32 %r4, %r4, 1;\nbra L;", "20000"), ("ld.global.u32 %r4, [%rd9];", "out of bounds"), ("ld.shared.u32 %r4, [%r1+99999];", "out of bounds"),
 ])  # fmt: skip
 def test_bad_input_is_located(line, what):
