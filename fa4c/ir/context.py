@@ -3,15 +3,15 @@
 MLIR crashes when two threads load dialects at once, so one process-wide lock guards `new_context`.
 """
 
-import importlib
 import os
 import re
 import threading
 
-from .mlir import ir
+from . import attn, tile, warp
+from .mlir import announce_dialect, ir
 
 CONTEXT_LOCK = threading.RLock()
-_DIALECTS = (("attn", "Attn"), ("tile", "Tile"), ("warp", "Warp"))
+_DIALECTS = {attn.Attn: attn, tile.Tile: tile, warp.Warp: warp}
 
 
 def new_context() -> ir.Context:
@@ -19,14 +19,9 @@ def new_context() -> ir.Context:
     with CONTEXT_LOCK:
         context = ir.Context()
         with context, ir.Location.unknown():
-            for module_name, class_name in _DIALECTS:
-                try:
-                    module = importlib.import_module(f".{module_name}", __package__)
-                except ModuleNotFoundError as error:
-                    if error.name != f"{__package__}.{module_name}":
-                        raise
-                    continue  # that level is not part of this checkout
-                getattr(module, class_name).load()
+            for dialect, module in _DIALECTS.items():
+                announce_dialect(dialect.DIALECT_NAMESPACE, module)
+                dialect.load()
         return context
 
 

@@ -4,8 +4,22 @@ All other modules say `from ..ir.mlir import ir`; only this file knows which whe
 (`torch-mlir`). Importing it costs about 0.3 s, so nothing that must start fast imports it at module level.
 """
 
+import sys
+
+import torch_mlir.dialects
 from torch_mlir import ir, rewrite
 from torch_mlir.dialects import arith, builtin, ext, func, irdl, math, scf
 from torch_mlir.passmanager import PassManager
 
-__all__ = ["PassManager", "arith", "builtin", "ext", "func", "ir", "irdl", "math", "rewrite", "scf"]
+
+
+def announce_dialect(namespace: str, module) -> None:
+    """Tell the bindings where a dialect of ours lives.
+
+    They look for a module of that name beside their own dialects each time they meet one of its types or attributes, and remember
+    no failure: without this, most of a compile is spent searching the file system.
+    """
+    sys.modules.setdefault(f"{torch_mlir.dialects.__name__}.{namespace}", module)
+
+
+__all__ = ["PassManager", "announce_dialect", "arith", "builtin", "ext", "func", "ir", "irdl", "math", "rewrite", "scf"]

@@ -22,7 +22,7 @@ from .scalar_source import dsl_type, expression, float_text, is_literal
 from .source_text import Lines, Names, comment
 
 _RESERVED = ("cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t row0 col0 r g c kk lane OperandMajorMode "
-             "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum exp2_emulated read_element write_element "
+             "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 exp2_emulated read_element write_element "
              "truncated_div row col").split()
 
 

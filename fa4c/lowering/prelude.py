@@ -39,6 +39,11 @@ def quad_sum(x):
     x = x + cute.arch.shuffle_sync_bfly(x, 1)
     return x + cute.arch.shuffle_sync_bfly(x, 2)
 ''',
+    "tanh_exp2": '''
+def tanh_exp2(x):
+    """1 - 2 / (e**2x + 1): absolute error of a few 1e-7. tanh.approx has 2**-11, which a soft cap of 30 turns into 1e-2 in the score."""
+    return 1.0 - 2.0 * cute.arch.rcp_approx(cute.math.exp2(x * 2.8853900817779268, fastmath=True) + 1.0)
+''',
     "exp2_emulated": '''
 def exp2_emulated(x):
     """2**x on the FMA units: x = n + f, f in [-0.5, 0.5] by rounding, a polynomial in f, n added to the exponent."""

@@ -96,7 +96,7 @@ RULES = {
     "math.exp": lambda op, x: f"cute.math.exp2({x} * {_LOG2E!r}, fastmath=True)",
     "math.log2": lambda op, x: f"cute.math.log2({x}, fastmath=True)",
     "math.log": lambda op, x: f"cute.math.log2({x}, fastmath=True) * {_LN2!r}",
-    "math.tanh": lambda op, x: f"cute.math.tanh({x}, fastmath=True)",
+    "math.tanh": _call("tanh_exp2"),
     "math.sqrt": lambda op, x: f"cute.math.sqrt({x}, fastmath=True)",
     "math.rsqrt": lambda op, x: f"cute.math.rsqrt({x}, fastmath=True)",
     "math.erf": lambda op, x: f"cute.math.erf({x})",
