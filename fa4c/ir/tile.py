@@ -220,6 +220,7 @@ class MapOp(Scheduled, name="map"):
 
     Row vectors are spread over columns. Scalars and captured tensors of the surrounding program may be used. With `cond`, elements (all, for an i1;
     rows, for a row vector of i1 that is equal over each warp's rows, see `vote_any`) where it is false keep the value of the first input.
+    Inputs and result may lie in tensor memory: they are copied from there to registers, or from registers to there.
     """
 
     inputs: Sequence[ext.Operand[Any]]
@@ -229,14 +230,14 @@ class MapOp(Scheduled, name="map"):
 
     def verify_op(self) -> bool:
         out = self.out.type
-        if not _in_space(self, "out", self.out, "reg"):
+        if not _in_space(self, "out", self.out, "reg", "tmem"):
             return False
         arguments = list(self.body.blocks[0].arguments)
         if len(arguments) != len(self.inputs) + 2:
             return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
                             why="the region takes one element of each input, then row and column as index")
         for number, value in enumerate(self.inputs):
-            if not _in_space(self, f"input {number}", value, "reg", "smem"):
+            if not _in_space(self, f"input {number}", value, "reg", "smem", "tmem"):
                 return False
             shape = list(value.type.shape)
             if shape != list(out.shape) and shape != list(out.shape)[:1]:
@@ -437,6 +438,7 @@ def _in_space(op, name, value, *spaces, rank=None) -> bool:
     space = space_of(value.type)
     if space not in spaces:
         return op_error(op, f"needs {name} in {' or '.join('#tile.' + s for s in spaces)}, but it is {value.type}")
+    rank = 2 if space == "tmem" else rank
     if rank is not None and value.type.rank != rank:
         return op_error(op, f"needs {name} of rank {rank}, but it is {value.type}")
     return True

@@ -13,6 +13,7 @@ written gives NaN. Only a register that no instruction has computed yet is an er
 import numpy as np
 
 from .diagnostics import op_diagnostic
+from .mlir import ir
 from .scalar import element_name, storage_dtype
 from .tile import space_of
 
@@ -75,10 +76,11 @@ class PhysicalStore:
             if (place := self._registers.get(self._plan.place_of(result))) is not None:
                 place.written[result] = -1
         for number, result in enumerate(loop.block.yields):
-            if space_of(result.type) == "reg" and self._plan.is_accumulator(result) and result in loop.block.tile_results:
+            computed_here = result in loop.block.tile_results and space_of(result.type) == "reg"
+            if computed_here and result not in loop.block.yields[:number]:
                 place = self._register(result)
-                place.push(seen[number])
-                seen[number] = RegisterHandle(place, result, generation=-1)
+                place.push(seen[number])  # the first iteration reads the place that later ones read
+                seen[number] = RegisterHandle(place, result, generation=-1, lag=0 if self._plan.is_accumulator(result) else 1)
         return seen
 
     def leave(self, values: list, op) -> list:
@@ -141,7 +143,7 @@ class TensorMemory:
 
     def handle(self, op, kind, dtype) -> "ColumnsHandle":
         rows, width = kind.shape
-        column = kind.encoding.column.value
+        column = ir.IntegerAttr(kind.encoding.column).value
         per_element = 2 if element_name(kind) in ("f32", "i32") else 1
         last = column + -(-width * per_element // 2)
         if rows > LANES or column < 0 or last > COLUMNS:
