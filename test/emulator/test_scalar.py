@@ -86,6 +86,7 @@ INTEGER = {
     "shl.b32 %d, %x, 40;": lambda a, b, c: 0,
     "shr.s32 %d, %x, 7;": lambda a, b, c: s32(a) >> 7,
     "min.s32 %d, %x, %y;": lambda a, b, c: min(s32(a), s32(b)),
+    "min.relu.s32 %d, %x, %y;": lambda a, b, c: max(0, min(s32(a), s32(b))),
     "max.u32 %d, %x, %y;": lambda a, b, c: max(a, b),
     "div.u32 %d, %x, 7;": lambda a, b, c: a // 7,
     "div.s32 %d, %x, -7;": lambda a, b, c: trunc_div(s32(a), -7),

@@ -338,10 +338,11 @@ class BlockCompiler:
         elif t in ("f16", "bf16"):
             d, a, b = ins.ops
             self.put(d, f"map16s({name}, {t!r}, {self.arr(a, 'u2')}, {self.arr(b, 'u2')})", "u2")
-        elif "relu" in p or t in ("u16x2", "s16x2"):
+        elif t in ("u16x2", "s16x2"):
             raise Unsupported(f"instruction {ins.opcode}")
         else:
-            self.binary(ins, _DT[t], ("maximum" if fn == "fmax" else "minimum") + "({a}, {b})")
+            both = ("maximum" if fn == "fmax" else "minimum") + "({a}, {b})"
+            self.binary(ins, _DT[t], f"relu({both})" if "relu" in p else both)
 
     def op_max(self, ins, p, ops):
         self._minmax(ins, p, "fmax", "maximum")
