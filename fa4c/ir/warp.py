@@ -456,6 +456,11 @@ class PtxOp(Operation, name="ptx", traits=[ext.Pure]):
 # ------------------------------------------------------------------------------------------------------------------ helpers
 
 
+def has_barriers(kernel) -> bool:
+    """Whether a `warp.kernel` is complete: barriers, waits and turns are in it, and passes that insert such leave it alone."""
+    return any(isinstance(op, InitBarriersOp) for op in kernel.body.blocks[0].operations)
+
+
 def bits_of(kind) -> int:
     """Width of an element type in bits."""
     return {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i1": 1, "f64": 64, "i64": 64, "index": 32, "i8": 8}[str(kind)]

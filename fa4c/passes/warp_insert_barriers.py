@@ -12,7 +12,8 @@ Before:  role load { tma_load K }                         role compute { wgmma S
 After:   role load { acquire; elect { arm; tma_load K }; advance }
          role compute { wait; fence; wgmma; commit;  wgmma_wait; release; advance;  map S }
 
-Run after warp-specialize (and warp-ping-pong). Source: PTX ISA, asynchronous copies, mbarrier, wgmma.
+Run after warp-specialize (and warp-ping-pong). A kernel that has barriers, written by hand or printed by a run before, stays as it is.
+Source: PTX ISA, asynchronous copies, mbarrier, wgmma.
 """
 
 from __future__ import annotations
@@ -32,13 +33,8 @@ _CONTROL = ("scf.for", "scf.if")
 @register_pass("warp-insert-barriers")
 def warp_insert_barriers(module: ir.Module) -> None:
     for op in module.body.operations:
-        if isinstance(op, warp.KernelOp) and not _is_complete(op):
+        if isinstance(op, warp.KernelOp) and not warp.has_barriers(op):
             _Kernel(op).run()
-
-
-def _is_complete(kernel) -> bool:
-    """Whether barriers are there already: a kernel written by hand at this level brings its own."""
-    return any(isinstance(op, warp.InitBarriersOp) for op in kernel.body.blocks[0].operations)
 
 
 @dataclass

@@ -6,7 +6,7 @@ elementwise work. Only loops that do both get turns: around the MMAs that open a
 Before:  scf.for { warp.wgmma S; warp.wgmma O; warp.map ... }
 After:   warp.turn_init; scf.for { warp.turn_take; warp.wgmma S; warp.wgmma O; warp.turn_give; warp.map ... }
 
-Run after warp-specialize, before warp-insert-barriers.
+Run after warp-specialize, before warp-insert-barriers. A kernel that has barriers already stays as it is: it took its turns before.
 """
 
 from ..ir import warp
@@ -19,7 +19,7 @@ FIRST_ID = 2  # named barriers 2, 3, ...; 0 is the CTA's, 1 is left to epilogues
 @register_pass("warp-ping-pong")
 def warp_ping_pong(module: ir.Module) -> None:
     for kernel in module.body.operations:
-        if isinstance(kernel, warp.KernelOp):
+        if isinstance(kernel, warp.KernelOp) and not warp.has_barriers(kernel):
             for op in kernel.body.blocks[0].operations:
                 if isinstance(op, warp.RoleOp) and op.active.value >= 8:
                     _take_turns(op)
