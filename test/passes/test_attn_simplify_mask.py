@@ -50,8 +50,12 @@ def mask_op(module):
 
 def inputs(m: int, n: int, seed: int = 0) -> dict:
     rng = np.random.default_rng(seed)
-    return {"q": rng.standard_normal((2, m, 2, 4)), "k": rng.standard_normal((2, n, 1, 4)), "length": rng.integers(0, 20, 2, dtype=np.int32),
-            "doc": np.sort(rng.integers(0, 3, (2, n)), axis=1).astype(np.int32)}
+    return {
+        "q": rng.standard_normal((2, m, 2, 4)),
+        "k": rng.standard_normal((2, n, 1, 4)),
+        "length": rng.integers(0, 20, 2, dtype=np.int32),
+        "doc": np.sort(rng.integers(0, 3, (2, n)), axis=1).astype(np.int32),
+    }
 
 
 def seen_and_bounds(module, values: dict, m: int, n: int):
@@ -113,62 +117,82 @@ MASKS = {
     "strictly_causal": Mask("    %keep = arith.cmpi slt, %j, %i : index\n"),
     "causal_from_the_other_side": Mask("    %keep = arith.cmpi sge, %i, %j : index\n"),
     "causal_by_difference": Mask(
-        "    %d = arith.subi %i, %j : index\n    %z = arith.constant 0 : index\n    %keep = arith.cmpi sge, %d, %z : index\n"),
-    "not_acausal": Mask(
-        "    %a = arith.cmpi sgt, %j, %i : index\n    %t = arith.constant true\n    %keep = arith.xori %a, %t : i1\n"),
+        "    %d = arith.subi %i, %j : index\n    %z = arith.constant 0 : index\n    %keep = arith.cmpi sge, %d, %z : index\n"
+    ),
+    "not_acausal": Mask("    %a = arith.cmpi sgt, %j, %i : index\n    %t = arith.constant true\n    %keep = arith.xori %a, %t : i1\n"),
     "negative_offset": Mask(
-        "    %c = arith.constant -3 : index\n    %e = arith.addi %i, %c : index\n    %keep = arith.cmpi sle, %j, %e : index\n"),
-    "window": Mask(
-        "    %c = arith.constant 3 : index\n    %e = arith.subi %i, %c : index\n    %keep = arith.cmpi sge, %j, %e : index\n"),
+        "    %c = arith.constant -3 : index\n    %e = arith.addi %i, %c : index\n    %keep = arith.cmpi sle, %j, %e : index\n"
+    ),
+    "window": Mask("    %c = arith.constant 3 : index\n    %e = arith.subi %i, %c : index\n    %keep = arith.cmpi sge, %j, %e : index\n"),
     "causal_window": Mask(
         "    %c = arith.constant 3 : index\n    %e = arith.subi %i, %c : index\n    %a = arith.cmpi sge, %j, %e : index\n"
-        "    %d = arith.cmpi sle, %j, %i : index\n    %keep = arith.andi %a, %d : i1\n"),
+        "    %d = arith.cmpi sle, %j, %i : index\n    %keep = arith.andi %a, %d : i1\n"
+    ),
     "window_by_distance": Mask(
         "    %e = arith.subi %i, %j : index\n    %a = math.absi %e : index\n    %c = arith.constant 2 : index\n"
-        "    %keep = arith.cmpi sle, %a, %c : index\n"),
+        "    %keep = arith.cmpi sle, %a, %c : index\n"
+    ),
     "window_in_i32": Mask(
         "    %i32 = arith.index_cast %i : index to i32\n    %j32 = arith.index_cast %j : index to i32\n    %c = arith.constant 2 : i32\n"
-        "    %e = arith.addi %j32, %c : i32\n    %keep = arith.cmpi sge, %e, %i32 : i32\n"),
+        "    %e = arith.addi %j32, %c : i32\n    %keep = arith.cmpi sge, %e, %i32 : i32\n"
+    ),
     "blockwise_causal": Mask(
         "    %c = arith.constant 4 : index\n    %a = arith.floordivsi %i, %c : index\n    %d = arith.floordivsi %j, %c : index\n"
-        "    %keep = arith.cmpi sle, %d, %a : index\n"),
+        "    %keep = arith.cmpi sle, %d, %a : index\n"
+    ),
     "chunks": Mask(
         "    %c = arith.constant 4 : index\n    %a = arith.floordivsi %i, %c : index\n    %d = arith.divsi %j, %c : index\n"
-        "    %keep = arith.cmpi eq, %d, %a : index\n"),
+        "    %keep = arith.cmpi eq, %d, %a : index\n"
+    ),
     "every_second_query": Mask(  # j <= 2 i + 1
         "    %c = arith.constant 2 : index\n    %o = arith.constant 1 : index\n    %a = arith.muli %i, %c : index\n"
-        "    %e = arith.addi %a, %o : index\n    %keep = arith.cmpi sle, %j, %e : index\n"),
+        "    %e = arith.addi %a, %o : index\n    %keep = arith.cmpi sle, %j, %e : index\n"
+    ),
     "scaled_key": Mask(  # 3 j < 2 i + 1
         "    %c = arith.constant 2 : index\n    %o = arith.constant 1 : index\n    %t = arith.constant 3 : index\n"
         "    %a = arith.muli %i, %c : index\n    %e = arith.addi %a, %o : index\n    %k3 = arith.muli %t, %j : index\n"
-        "    %keep = arith.cmpi slt, %k3, %e : index\n"),
+        "    %keep = arith.cmpi slt, %k3, %e : index\n"
+    ),
     "keys_only": Mask("    %c = arith.constant 5 : index\n    %keep = arith.cmpi slt, %j, %c : index\n"),
     "length": Mask(LENGTH + "    %keep = arith.cmpi slt, %j, %l : index\n"),
     "prefix_lm": Mask(
-        LENGTH + "    %a = arith.cmpi slt, %j, %l : index\n    %d = arith.cmpi sle, %j, %i : index\n    %keep = arith.ori %a, %d : i1\n"),
+        LENGTH + "    %a = arith.cmpi slt, %j, %l : index\n    %d = arith.cmpi sle, %j, %i : index\n    %keep = arith.ori %a, %d : i1\n"
+    ),
     "per_batch_choice": Mask(
         LENGTH + "    %c = arith.constant 7 : index\n    %long = arith.cmpi sgt, %l, %c : index\n    %a = arith.cmpi sle, %j, %i : index\n"
-        "    %t = arith.constant true\n    %keep = arith.select %long, %a, %t : i1\n"),
+        "    %t = arith.constant true\n    %keep = arith.select %long, %a, %t : i1\n"
+    ),
     "per_batch_off": Mask(
         LENGTH + "    %c = arith.constant 7 : index\n    %long = arith.cmpi sgt, %l, %c : index\n    %a = arith.cmpi sle, %j, %i : index\n"
-        "    %keep = arith.andi %long, %a : i1\n"),
+        "    %keep = arith.andi %long, %a : i1\n"
+    ),
     "document_causal": Mask(
         '    %x = "attn.load"(%doc, %i) : (tensor<?xi32>, index) -> i32\n    %y = "attn.load"(%doc, %j) : (tensor<?xi32>, index) -> i32\n'
-        "    %a = arith.cmpi eq, %x, %y : i32\n    %d = arith.cmpi sle, %j, %i : index\n    %keep = arith.andi %a, %d : i1\n", exact=False),
+        "    %a = arith.cmpi eq, %x, %y : i32\n    %d = arith.cmpi sle, %j, %i : index\n    %keep = arith.andi %a, %d : i1\n",
+        exact=False,
+    ),
     "reversed_causal": Mask(  # j < n - i: the bound falls with i
-        '    %n = "attn.size"() {dim = "n"} : () -> index\n    %e = arith.subi %n, %i : index\n    %keep = arith.cmpi slt, %j, %e : index\n',
-        exact=False),
+        '    %n = "attn.size"() {dim = "n"} : () -> index\n    %e = arith.subi %n, %i : index\n'
+        "    %keep = arith.cmpi slt, %j, %e : index\n",
+        exact=False,
+    ),
     "reversed_from_below": Mask(
-        '    %n = "attn.size"() {dim = "n"} : () -> index\n    %e = arith.subi %n, %i : index\n    %keep = arith.cmpi sge, %j, %e : index\n',
-        exact=False),
+        '    %n = "attn.size"() {dim = "n"} : () -> index\n    %e = arith.subi %n, %i : index\n'
+        "    %keep = arith.cmpi sge, %j, %e : index\n",
+        exact=False,
+    ),
     "other_keys": Mask("    %keep = arith.cmpi ne, %j, %i : index\n", exact=False),
     "sinks_or_window": Mask(
         "    %c = arith.constant 2 : index\n    %e = arith.subi %i, %c : index\n    %a = arith.cmpi sge, %j, %e : index\n"
         "    %d = arith.cmpi sle, %j, %i : index\n    %w = arith.andi %a, %d : i1\n    %sink = arith.cmpi slt, %j, %c : index\n"
-        "    %sc = arith.andi %sink, %d : i1\n    %keep = arith.ori %w, %sc : i1\n", exact=False),
+        "    %sc = arith.andi %sink, %d : i1\n    %keep = arith.ori %w, %sc : i1\n",
+        exact=False,
+    ),
     "parity": Mask(
         "    %c = arith.constant 2 : index\n    %a = arith.remsi %j, %c : index\n    %z = arith.constant 0 : index\n"
-        "    %d = arith.cmpi eq, %a, %z : index\n    %f = arith.cmpi sle, %j, %i : index\n    %keep = arith.andi %d, %f : i1\n", exact=False),
+        "    %d = arith.cmpi eq, %a, %z : index\n    %f = arith.cmpi sle, %j, %i : index\n    %keep = arith.andi %d, %f : i1\n",
+        exact=False,
+    ),
 }
 
 
@@ -200,14 +224,20 @@ def test_bounds_of_an_interval_are_the_tightest(name, align):
 def test_unknown_masks_stay():
     module = simplified(
         '    %x = "attn.load"(%doc, %i) : (tensor<?xi32>, index) -> i32\n    %y = "attn.load"(%doc, %j) : (tensor<?xi32>, index) -> i32\n'
-        "    %keep = arith.cmpi eq, %x, %y : i32\n", "top_left")
+        "    %keep = arith.cmpi eq, %x, %y : i32\n",
+        "top_left",
+    )
     assert mask_op(module).operation.name == "attn.mask"
 
 
-@pytest.mark.parametrize("predicate", [
-    "    %keep = arith.constant true\n",
-    "    %a = arith.cmpi sle, %j, %i : index\n    %d = arith.cmpi sgt, %j, %i : index\n    %t = arith.constant true\n    %keep = arith.ori %a, %t : i1\n",
-])
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        "    %keep = arith.constant true\n",
+        "    %a = arith.cmpi sle, %j, %i : index\n    %d = arith.cmpi sgt, %j, %i : index\n    %t = arith.constant true\n"
+        "    %keep = arith.ori %a, %t : i1\n",
+    ],
+)
 def test_an_always_true_mask_disappears(predicate):
     assert mask_op(simplified(predicate, "top_left")) is None
 
@@ -229,7 +259,9 @@ def random_predicate(rng: random.Random) -> str:
         return f"%r{count[0]}"
 
     def integer(depth: int) -> str:
-        kind = rng.choice(["i", "j", "l", "constant", "n"] if depth == 0 else ["sum", "difference", "times", "floordiv", "max", "min", "abs", "i", "j"])
+        kind = rng.choice(
+            ["i", "j", "l", "constant", "n"] if depth == 0 else ["sum", "difference", "times", "floordiv", "max", "min", "abs", "i", "j"]
+        )
         if kind in "ijl":
             return f"%{kind}"
         if kind == "constant":
@@ -293,7 +325,9 @@ def test_the_check_of_bounds_can_fail(wrong):
     text = print_module(module, locations=False)
     yielded = text.split('"attn.yield"(')[-1].split(")")[0].split(", ")
     position = ["lo", "hi", "full_lo", "full_hi"].index(wrong.split()[0]) if wrong != "falling hi" else 1
-    lines = {"falling hi": "%w = arith.subi %k, %i : index"}.get(wrong, f"%w = arith.{'addi' if '+' in wrong else 'subi'} {yielded[position]}, %k : index")
+    lines = {"falling hi": "%w = arith.subi %k, %i : index"}.get(
+        wrong, f"%w = arith.{'addi' if '+' in wrong else 'subi'} {yielded[position]}, %k : index"
+    )
     amount = 100 if wrong == "falling hi" else 1
     old = f'"attn.yield"({", ".join(yielded)})'
     changed = [*yielded[:position], "%w", *yielded[position + 1 :]]
