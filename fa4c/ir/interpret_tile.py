@@ -47,7 +47,7 @@ class _Program:
 
     def run(self, inputs: Mapping, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         tensors = _bind_tensors(self._host, inputs, sizes, self._dtype)
-        special = {"tile.device": self._device, "tile.launch": self._launch}
+        special = {"tile.device": self._device, "tile.pow2_floor": _pow2_floor, "tile.launch": self._launch}
         host = Kernel(self._host, self._dtype)
         machine = Machine(host, ValueStore(host, self._dtype), special=special, in_schedule_order=False)
         for _ in machine.run(list(tensors.values())):
@@ -89,6 +89,10 @@ class _Program:
                                     why="a kernel's arguments are the launch's tensors, then its scalars")
             self._kernels[name] = kernel
         return self._kernels[name]
+
+
+def _pow2_floor(step, operands) -> list:
+    return [np.int64(1 << max(int(operands[0]), 1).bit_length() - 1)]
 
 
 # ------------------------------------------------------------------------------------------------------------------- tensors

@@ -88,10 +88,6 @@ def _dim(op, mode):
     return lambda operands, outer: [np.int64(operands[0].shape[axis])]
 
 
-def _pow2_floor(op, mode):
-    return lambda operands, outer: [np.int64(1 << max(int(operands[0]).bit_length() - 1, 0) if operands[0] >= 1 else 1)]
-
-
 def _external(op, mode):
     operation = op.operation
     return lambda operands, outer: scalar_external(operation, operands)
@@ -195,7 +191,6 @@ def _to_shared(op, mode):
 _READERS: dict[str, Callable[[object, str], Compute]] = {
     "tile.splat": _splat,
     "tile.dim": _dim,
-    "tile.pow2_floor": _pow2_floor,
     "tile.load_element": _external,
     "tile.exp2": _external,
     "tile.load": _load,

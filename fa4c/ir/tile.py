@@ -74,7 +74,9 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait]):
             if problem:
                 return op_error(self, f"describes tensor {number} wrongly: {problem}",
                                 fix='write {name = "q", role = "input", dims = ["b", "m", "hq", "d"]}')
-        return True
+        names = [entry["name"].value for entry in self.tensors]
+        twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+        return twice is None or op_error(self, f"describes two tensors of the name '{twice}'", why="callers pass tensors by name")
 
 
 def _tensor_entry_problem(kind, entry) -> str:
@@ -86,11 +88,16 @@ def _tensor_entry_problem(kind, entry) -> str:
     for key in ("name", "role", "dims"):
         if key not in entry:
             return f"key '{key}' is missing"
+    if not isinstance(entry["name"], ir.StringAttr):
+        return f"name {entry['name']} is no string"
     if str(entry["role"]).strip('"') not in ("input", "output", "workspace"):
         return f"role {entry['role']} is none of input, output, workspace"
     if space_of(kind) != "gmem":
         return f"its type {kind} is no tensor in #tile.gmem"
-    if len(entry["dims"]) != kind.rank:
+    dims = entry["dims"]
+    if not isinstance(dims, ir.ArrayAttr) or not all(isinstance(dim, ir.StringAttr) for dim in dims):
+        return f"dims {dims} is no list of names"
+    if len(dims) != kind.rank:
         return f"dims has {len(entry['dims'])} names for a tensor of rank {kind.rank}"
     return ""
 
@@ -175,7 +182,7 @@ class LoadOp(Scheduled, name="load"):
     def verify_op(self) -> bool:
         return (
             _in_space(self, "source", self.source, "gmem")
-            and _in_space(self, "out", self.out, "smem")
+            and _in_space(self, "out", self.out, "smem", rank=2)
             and _check_box(self, self.source.type, self.out.type)
             and (self.buffers.value >= 1 or op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}"))
         )
@@ -254,7 +261,7 @@ class MapOp(Scheduled, name="map"):
         if self.cond is None:
             return True
         kind = self.cond.type
-        row_flags = isinstance(kind, ir.RankedTensorType) and list(kind.shape) == list(self.out.type.shape)[:1] and str(kind.element_type) == "i1"
+        row_flags = space_of(kind) == "reg" and list(kind.shape) == list(self.out.type.shape)[:1] and str(kind.element_type) == "i1"
         if not (row_flags or str(kind) == "i1"):
             return op_error(self, f"has cond of type {kind}", why="cond is an i1, or one i1 a row")
         if not len(self.inputs) or self.inputs[0].type != self.out.type:
@@ -418,6 +425,11 @@ def space_of(kind) -> str | None:
     return None
 
 
+def column_of(kind) -> int:
+    """The first column of a tile in tensor memory; the bindings hand out an attribute's parameters untyped."""
+    return ir.IntegerAttr(kind.encoding.column).value
+
+
 def tile_type(shape, element_type, space: str):
     """`tensor<SHAPExELEMENT, #tile.SPACE>`; `element_type` is a type or its text, a dimension None is dynamic."""
     dims = "".join(f"{'?' if s is None or s < 0 else s}x" for s in shape)
@@ -441,6 +453,12 @@ def _in_space(op, name, value, *spaces, rank=None) -> bool:
     rank = 2 if space == "tmem" else rank
     if rank is not None and value.type.rank != rank:
         return op_error(op, f"needs {name} of rank {rank}, but it is {value.type}")
+    if space == "gmem":
+        return True
+    if not value.type.has_static_shape or value.type.rank not in (1, 2):
+        return op_error(op, f"needs {name} of fixed size, with rows or rows and columns, but it is {value.type}")
+    if space == "tmem" and not 0 <= column_of(value.type) < 512:
+        return op_error(op, f"needs {name} at a column of tensor memory, 0 to 511, but it is {value.type}")
     return True
 
 

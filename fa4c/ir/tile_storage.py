@@ -13,9 +13,8 @@ written gives NaN. Only a register that no instruction has computed yet is an er
 import numpy as np
 
 from .diagnostics import op_diagnostic
-from .mlir import ir
 from .scalar import element_name, storage_dtype
-from .tile import space_of
+from .tile import column_of, space_of
 
 LANES, COLUMNS = 128, 512
 
@@ -143,7 +142,7 @@ class TensorMemory:
 
     def handle(self, op, kind, dtype) -> "ColumnsHandle":
         rows, width = kind.shape
-        column = ir.IntegerAttr(kind.encoding.column).value
+        column = column_of(kind)
         per_element = 2 if element_name(kind) in ("f32", "i32") else 1
         last = column + -(-width * per_element // 2)
         if rows > LANES or column < 0 or last > COLUMNS:

@@ -354,9 +354,10 @@ def test_an_unknown_operation_is_named():
         run_body("%e = tensor.empty() : tensor<4xf32>", X)
 
 
-def test_a_host_operation_in_a_kernel():
-    with pytest.raises(Diagnostic, match="error: 'tile.device' cannot be executed here"):
-        run_body('%e = "tile.device"() {prop = "num_sms"} : () -> index', X)
+@pytest.mark.parametrize("op", ['"tile.device"() {prop = "num_sms"} : () -> index', '"tile.pow2_floor"(%c1) : (index) -> index'])
+def test_a_host_operation_in_a_kernel(op):
+    with pytest.raises(Diagnostic, match="error: 'tile.(device|pow2_floor)' cannot be executed here"):
+        run_body(f"%e = {op}", X)
 
 
 @pytest.mark.parametrize("options", [{"mode": "physical"}, {"dtype": "bf16"}])
