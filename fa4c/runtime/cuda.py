@@ -165,12 +165,14 @@ def _module(artifact, kernel: dict, device: int):
 
 
 def kernel_function(artifact, name: str, device: int):
-    """The CUfunction of kernel `name` on `device`, loaded once a process and device. The device's context must be current."""
+    """The CUfunction of kernel `name` on `device`, loaded once a process and device. The device's context must be current.
+
+    Only for a device of the artifact's own target (`check_target`): elsewhere the PTX would be compiled for what it was not written for.
+    """
     key = artifact.digest, name, device
     found = _kernels.get(key)
     if found is not None:
         return found
-    check_target(artifact.target, device, artifact.path)
     cu, kernel = driver(), artifact.manifest["kernels"][name]
     with _lock:
         if key in _kernels:

@@ -3,6 +3,7 @@
 import math
 import random
 import threading
+import time
 
 import pytest
 import torch
@@ -181,6 +182,7 @@ def fake_compiler(monkeypatch):
 
     def compile_text(text, filename, target, direction, dtype, head_dim):
         calls.append((filename, target, direction, dtype, head_dim))
+        time.sleep(0.02)  # time enough for another thread to begin too
         tree = attention_tree(mask=CAUSAL, dtype=dtype or "bf16", d=(head_dim or (64, 64))[0], dv=(head_dim or (64, 64))[1])
         return manifest(tree, target=target), MEMBERS
 
@@ -281,7 +283,7 @@ def test_a_bhsd_variant_still_takes_and_gives_bshd():
         if len(t_["layout"]) == 4:
             t_["layout"] = [t_["layout"][k] for k in (0, 2, 1, 3)]
     assert m["tensors"][0]["layout"] == bhsd["layout"]
-    q, k, v = qkv()
+    q, k, v = qkv(n=25)
     a, b = artifact.build(m, MEMBERS), artifact.build(manifest(), MEMBERS)
     one, two = (fa4c.attention(q, k, v, variant=x, backend="reference", return_lse=True) for x in (a, b))
     assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])

@@ -40,6 +40,8 @@ def test_same_input_gives_same_bytes(path, tmp_path):
     assert (tmp_path / "again.fa4c").read_bytes() == path.read_bytes()
     artifact.load(path).save(tmp_path / "third.fa4c")
     assert (tmp_path / "third.fa4c").read_bytes() == path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        assert {i.date_time[0] for i in archive.infolist()} == {1980}  # no clock in the bytes
 
 
 @pytest.mark.parametrize("name", list(MEMBERS))

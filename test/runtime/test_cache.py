@@ -96,11 +96,17 @@ def test_a_corrupt_entry_is_rebuilt_with_a_warning():
     with pytest.warns(UserWarning, match="corrupt and is rebuilt.*truncated"):
         cache.get_or_build("k", build_counter(calls))
     assert len(calls) == 2 and artifact.load(entry).name == "sample"
+    entry.write_bytes(b"PK")
+    cache.forget()
+    with pytest.warns(UserWarning, match="corrupt"):
+        assert cache.find("k") is None
+    assert not entry.exists()  # it warns once, even if nobody rebuilds it
+    cache.get_or_build("k", build_counter(calls))
     cache.forget()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache.get_or_build("k", build_counter(calls))
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
 def test_a_failed_build_leaves_nothing():
