@@ -28,10 +28,10 @@ def attn_simplify_mask(module: ir.Module) -> None:
     for function in attn_functions(module):
         facts = function_facts(function)
         known = infer_dims(function, facts)
-        for op in list(function.regions[0].blocks[0].operations):
-            # In a transposed space i is the key; such masks are made from simplified ones, not simplified.
-            if isinstance(op, MaskOp) and known[op.scores][0] == ("m", "n"):
-                _simplify(op, facts.align == "bottom_right")
+        # In a transposed space i is the key; such masks are made from simplified ones, not simplified.
+        masks = [op for op in function.regions[0].blocks[0].operations if isinstance(op, MaskOp) and known[op.scores][0] == ("m", "n")]
+        for op in masks:
+            _simplify(op, facts.align == "bottom_right")
 
 
 def _simplify(op: MaskOp, bottom_right: bool) -> None:
