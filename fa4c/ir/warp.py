@@ -388,12 +388,22 @@ class WgmmaWaitOp(Operation, name="wgmma_wait"):
         return 0 <= self.pending.value <= 7 or op_error(self, f"has pending = {self.pending.value}", why="wait_group takes 0 to 7")
 
 
+class WhenOp(Operation, name="when", traits=[ir.NoTerminatorTrait]):
+    """Run the body if `cond` holds: a scalar, or a row vector that is equal over each warp's rows (what `vote_any` gives)."""
+
+    cond: ext.Operand[Any]
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        kind = self.cond.type
+        row_flags = space_of(kind) == "reg" and kind.rank == 1 and str(kind.element_type) == "i1"
+        return row_flags or str(kind) == "i1" or op_error(self, f"has cond of type {kind}", why="cond is an i1, or one i1 a row")
+
+
 class MapOp(Operation, name="map"):
-    """target[i, j] = body(inputs[i, j]..., row i, column j), for the elements this thread holds. `cond`: a scalar, or a row vector equal over
-    each warp's rows; where it is false, target keeps its value."""
+    """target[i, j] = body(inputs[i, j]..., row i, column j), for the elements this thread holds."""
 
     target: ext.Operand[Any]
-    cond: ext.Operand[Any] | None
     inputs: Sequence[ext.Operand[Any]]
     body: ext.Region
 
@@ -408,6 +418,8 @@ class MapOp(Operation, name="map"):
             shape = list(value.type.shape)
             if space_of(value.type) != "reg" or shape not in (list(self.target.type.shape), list(self.target.type.shape)[:1]):
                 return op_error(self, f"has input {number} of type {value.type} for a target {self.target.type}")
+            if arguments[number].type != value.type.element_type:
+                return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}")
         return check_yield(self, self.body, [self.target.type.element_type])
 
 

@@ -392,14 +392,16 @@ class _Kernel:
         with self.unrolled("r", self._elements(op.target.type)) as r:
             self.top(f"{self.operand(op.target)}[{r}] = {self.operand(op.source)}[{r}]")
 
+    def when(self, op) -> None:
+        cond = self.operand(op.cond)
+        with self.top.block(f"if {cond}[0] != 0:" if space_of(op.cond.type) == "reg" else f"if {cond}:"):
+            # without it LLVM may turn the branch into a select an element, which costs more than it saves
+            self.top('prims.ptx_add_comment("warp.when")')
+            self.block(op.body.blocks[0])
+
     def map_op(self, op) -> None:
         self.top(comment(op))
-        if op.cond is not None:
-            cond = self.operand(op.cond)
-            with self.top.block(f"if {cond}[0] != 0:" if space_of(op.cond.type) == "reg" else f"if {cond}:"):
-                self._map_loop(op)
-        else:
-            self._map_loop(op)
+        self._map_loop(op)
 
     def _map_loop(self, op) -> None:
         kind = op.target.type
@@ -551,6 +553,6 @@ _RULES = {
     warp.BarrierOp: _Kernel.barrier, warp.TurnInitOp: _Kernel.turn_init, warp.TurnTakeOp: _Kernel.turn_take, warp.TurnGiveOp: _Kernel.turn_give,
     warp.FenceAsyncOp: _Kernel.fence_async, warp.TmaLoadOp: _Kernel.tma_load, warp.TmaStoreOp: _Kernel.tma_store, warp.StoreCommitOp: _Kernel.store_commit,
     warp.StoreWaitOp: _Kernel.store_wait, warp.StoreSharedOp: _Kernel.store_shared, warp.StoreRowsOp: _Kernel.store_rows, warp.FragmentOp: _Kernel.fragment,
-    warp.FillOp: _Kernel.fill, warp.CopyOp: _Kernel.copy, warp.MapOp: _Kernel.map_op, warp.ReduceOp: _Kernel.reduce, warp.VoteAnyOp: _Kernel.vote_any,
+    warp.FillOp: _Kernel.fill, warp.CopyOp: _Kernel.copy, warp.WhenOp: _Kernel.when, warp.MapOp: _Kernel.map_op, warp.ReduceOp: _Kernel.reduce, warp.VoteAnyOp: _Kernel.vote_any,
     warp.WgmmaFenceOp: _Kernel.wgmma_fence, warp.WgmmaCommitOp: _Kernel.wgmma_commit, warp.WgmmaWaitOp: _Kernel.wgmma_wait, warp.WgmmaOp: _Kernel.wgmma,
 }

@@ -59,7 +59,7 @@ def _tree(block) -> list:
     """[(operation, type, body or None)], maps' regions left out."""
     nodes = []
     for op in block.operations:
-        nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, warp.ElectOp)
+        nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, (warp.ElectOp, warp.WhenOp))
         nodes.append((op, type(op), _tree(op.operation.regions[0].blocks[0]) if nested else None))
     return nodes
 
@@ -238,6 +238,9 @@ class _Machine:
                     yield from self.walk(agent, body)
             elif kind is warp.ElectOp:
                 yield from self.walk(agent, body)
+            elif kind is warp.WhenOp:
+                if agent.scalars.rng.random() < 0.5:  # what it decides on is data
+                    yield from self.walk(agent, body)
             elif kind in _RULES:
                 for blocked in _RULES[kind](self, agent, op) or ():
                     yield blocked
@@ -448,8 +451,7 @@ class _Machine:
 def fragments_touched(op) -> tuple[set, set]:
     """(fragments read, fragments written) by an operation on registers."""
     if isinstance(op, warp.MapOp):
-        read = set(op.inputs) | ({op.cond} if op.cond is not None and space_of(op.cond.type) == "reg" else set())
-        return read, {op.target}
+        return set(op.inputs), {op.target}
     if isinstance(op, (warp.ReduceOp, warp.VoteAnyOp, warp.CopyOp)):
         return {op.source}, {op.target}
     if isinstance(op, warp.FillOp):

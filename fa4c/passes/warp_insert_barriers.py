@@ -135,6 +135,7 @@ class _Group:
     writes: set
     reads: set
     releases: list = field(default_factory=list)
+    covers_work: bool = False  # elementwise work was put between its issue and here
 
 
 class _Consumer:
@@ -182,6 +183,8 @@ class _Consumer:
             for region in op.operation.regions:
                 for block in region.blocks:
                     self._visit_block(block)
+        elif isinstance(op, warp.WhenOp):
+            self._when(op)
         elif isinstance(op, warp.WgmmaOp):
             self._wgmma(op)
         elif isinstance(op, warp.StoreSharedOp):
@@ -191,6 +194,33 @@ class _Consumer:
             self._tma_store(op)
         else:
             self._touch(op, *fragments_touched(op))
+
+    def _when(self, op) -> None:
+        """A body that may not run: what it waited for may still be in flight after it.
+
+        ptxas moves a wait up to the start of its basic block (seen in SASS). Where elementwise work is meant to run under the MMA, the wait stands inside of the
+        branch, after that work's block; before the branch it would rise above the work. Elsewhere it stands before the branch: a wait in a branch for an
+        MMA that was just issued makes ptxas serialise all MMAs (C7514).
+        """
+        if space_of(op.cond.type) == "reg":
+            self._touch(op, reads={op.cond}, writes=set())
+        body = [(inner, *fragments_touched(inner)) for inner in op.body.blocks[0].operations]
+        fresh = self._last_conflict(lambda g: not g.covers_work and any(_clash(g, reads, writes) for _, reads, writes in body))
+        with ir.InsertionPoint(op):
+            self._retire(fresh + 1, op.location)
+        before = list(self.in_flight)
+        for inner, reads, writes in body:
+            last = self._last_conflict(lambda g, r=reads, w=writes: _clash(g, r, w))
+            if last >= 0:
+                with ir.InsertionPoint(inner):
+                    warp.WgmmaWaitOp(pending=_i64(len(self.in_flight) - last - 1), loc=inner.location)
+                self.in_flight = self.in_flight[last + 1:]
+        self.in_flight = before
+        self._cover()
+
+    def _cover(self) -> None:
+        for group in self.in_flight:
+            group.covers_work = True
 
     def _wgmma(self, op) -> None:
         buffers = _buffers_read(op)
@@ -212,12 +242,16 @@ class _Consumer:
         op.operation.erase()
 
     def _touch(self, op, reads: set, writes: set) -> None:
-        self._conflict(op, lambda g: bool(g.writes & (reads | writes) or g.reads & writes))
+        self._conflict(op, lambda g: _clash(g, reads, writes))
+        if reads or writes:
+            self._cover()
 
     def _conflict(self, op, conflicts) -> None:
-        last = max((n for n, group in enumerate(self.in_flight) if conflicts(group)), default=-1)
         with ir.InsertionPoint(op):
-            self._retire(last + 1, op.location)
+            self._retire(self._last_conflict(conflicts) + 1, op.location)
+
+    def _last_conflict(self, conflicts) -> int:
+        return max((n for n, group in enumerate(self.in_flight) if conflicts(group)), default=-1)
 
     def _retire(self, count: int, loc) -> None:
         """Wait here until the oldest `count` groups are complete, and release what they were the last to read."""
@@ -251,6 +285,11 @@ class _Consumer:
                 warp.StoreCommitOp()
                 warp.StoreWaitOp(pending=_i64(0))
         op.operation.erase()
+
+
+def _clash(group: _Group, reads: set, writes: set) -> bool:
+    """Whether an operation on registers must wait for a group of MMAs: it touches a result, or overwrites an operand."""
+    return bool(group.writes & (reads | writes) or group.reads & writes)
 
 
 def _buffers_read(op) -> list:
@@ -301,7 +340,7 @@ def _walk(block):
 
 
 def _walk_op(op):
-    if op.operation.name in _CONTROL or isinstance(op, warp.ElectOp):
+    if op.operation.name in _CONTROL or isinstance(op, (warp.ElectOp, warp.WhenOp)):
         for region in op.operation.regions:
             for block in region.blocks:
                 yield from _walk(block)

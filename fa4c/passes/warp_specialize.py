@@ -281,14 +281,21 @@ class _Role:
         for value in op.inputs:
             if not fragments.is_register(value):
                 raise op_diagnostic(op, f"reads {value.type} element by element", why="maps work on registers")
-        cond = None
-        if op.cond is not None:
-            self.copy(op.out, op.inputs[0], op.location)
-            cond = self.fragment(op.cond) if isinstance(op.cond.type, ir.RankedTensorType) else self.scalar(op.cond, env)
         source = op.body.blocks[0]
         for value in _captured(source):
             self.scalar(value, env)
-        new = warp.MapOp(target=self.fragment(op.out), cond=cond, inputs=[self.fragment(v) for v in op.inputs], loc=op.location)
+        if op.cond is None:
+            self._map_body(op, env)
+            return
+        self.copy(op.out, op.inputs[0], op.location)
+        cond = self.fragment(op.cond) if isinstance(op.cond.type, ir.RankedTensorType) else self.scalar(op.cond, env)
+        when = warp.WhenOp(cond=cond, loc=op.location)
+        with ir.InsertionPoint(when.body.blocks.append()):
+            self._map_body(op, env)
+
+    def _map_body(self, op, env) -> None:
+        source = op.body.blocks[0]
+        new = warp.MapOp(target=self.fragment(op.out), inputs=[self.fragment(v) for v in op.inputs], loc=op.location)
         block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
         inner = dict(env)
         inner.update(zip(source.arguments, block.arguments, strict=True))
@@ -305,7 +312,7 @@ class _Role:
         warp.FillOp(target=self.fragment(op.out), value=op.value, loc=op.location)
 
     def rescale_factor(self, op, env) -> None:
-        new = warp.MapOp(target=self.fragment(op.out), cond=None, inputs=[self.fragment(op.old), self.fragment(op.new)], loc=op.location)
+        new = warp.MapOp(target=self.fragment(op.out), inputs=[self.fragment(op.old), self.fragment(op.new)], loc=op.location)
         f32, index = ir.F32Type.get(), ir.IndexType.get()
         block = new.body.blocks.append(f32, f32, index, index, arg_locs=[op.location] * 4)
         with ir.InsertionPoint(block), op.location:
