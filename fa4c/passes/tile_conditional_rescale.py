@@ -50,7 +50,7 @@ def _make_conditional(factor: RescaleFactorOp, threshold: float) -> None:
                 reader.operands[number] = used
     for use in list(factor.out.uses):
         if _scales_accumulator(use.owner, factor.out):
-            _add_condition(use.owner.opview, vote)
+            _add_condition(use.owner.opview, vote, factor)
 
 
 def _vote(old, new, scale_log2: float, threshold: float):
@@ -81,8 +81,10 @@ def _scales_accumulator(operation, factor) -> bool:
     return all(isinstance(use.owner.opview, MmaOp) and use.owner.opview.acc == op.out for use in op.out.uses)
 
 
-def _add_condition(op: MapOp, cond) -> None:
-    with ir.InsertionPoint(op), op.location:
+def _add_condition(op: MapOp, cond, factor) -> None:
+    """The same map with a condition, ahead of what else waits for the running MMA: the wait then stands in a branch of its own."""
+    carried = isinstance(op.inputs[0].owner, ir.Block)
+    with ir.InsertionPoint.after(factor.operation) if carried else ir.InsertionPoint(op), op.location:
         new = MapOp(inputs=list(op.inputs), cond=cond, out=op.out.type)
         for name in op.attributes:
             if name not in new.attributes:
