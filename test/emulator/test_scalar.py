@@ -279,6 +279,17 @@ def test_packed_bf16_arithmetic():
     np.testing.assert_array_equal(got, bf16(f32(a) + f32(b)))
 
 
+def test_mixed_precision():
+    from emulator_kernels import bf16, f32
+
+    x, y = bf16(FINITE), bf16(FINITE2)
+    wide = [v.astype(np.uint32) for v in (x, y)]
+    got = run3("cvt.u16.u32 %s, %x; cvt.u16.u32 %t, %y; fma.rn.f32.bf16 %d, %s, %t, %z;", *wide, FC).view(np.float32)
+    assert got.tolist() == [float(round_f32(exact(a) * exact(b) + exact(c))) for a, b, c in zip(f32(x), f32(y), FC)]
+    got = run3("cvt.u16.u32 %s, %x; add.f32.bf16 %d, %s, %z;", *wide, FC).view(np.float32)
+    assert got.tolist() == [float(round_f32(exact(a) + exact(c))) for a, c in zip(f32(x), FC)]
+
+
 # --- control flow and warp operations ------------------------------------------------------------------------------------------
 def run_lanes(body, n=32, block=32, params=()):
     """The value that each thread leaves in %d."""

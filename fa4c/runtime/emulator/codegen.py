@@ -228,11 +228,15 @@ class BlockCompiler:
         v = self.val(op, dt)
         return self.let(f"ftz({v})") if ftz and isinstance(op, Reg) else v
 
+    def _mixed(self, op, t, ftz):
+        """A source of a mixed-precision instruction (`add.f32.bf16`): 16 bits widened, or float32."""
+        return self._in(op, "f4", ftz) if t == "f32" else self.let(f"nx.{t}_to_f32({self.arr(op, 'u2')})")
+
     def _arith(self, ins, p, symbol, directed):
         t, rnd, ftz, sat = self._float(p)
         d, *src = ins.ops
-        if t == "f32":
-            a, b = (self._in(s, "f4", ftz) for s in src)
+        if t == "f32" or (t in ("bf16", "f16") and "f32" in p):
+            a, b = self._mixed(src[0], t, ftz), self._in(src[1], "f4", ftz)
             if isinstance(src[0], Imm) and isinstance(src[1], Imm):
                 a = self.arr(src[0], "f4")
             expr = f"{a} {symbol} {b}" if rnd == "rn" else directed.format(a=a, b=b, mode=rnd)
@@ -306,7 +310,8 @@ class BlockCompiler:
         t, rnd, ftz, sat = self._float(p)
         d, a, b, c = ops
         if t == "f32" or (t in ("bf16", "f16") and "f32" in p):
-            a, b, c = (self._in(x, "f4", ftz) for x in (a, b, c))
+            a, b = (self._mixed(x, t, ftz) for x in (a, b))
+            c = self._in(c, "f4", ftz)
             self._finish(d, f"fma32({a}, {b}, {c})" if rnd == "rn" else f"nx.fma32_directed({a}, {b}, {c}, {rnd!r})", ftz, sat)
         elif t == "f64":
             self.put(d, f"nx.fma64({self.arr(a, 'f8')}, {self.arr(b, 'f8')}, {self.arr(c, 'f8')})", "f8")

@@ -79,7 +79,7 @@ class Hazards:
         self.sets = [()]
         self.set_ids = {(): 0}
         self.found = {}
-        self.seen = {}
+        self.same_value = None  # while a store is checked: whether it changes nothing
 
     # --- clocks of lanes ----------------------------------------------------------------------------------------
     def start_clock(self, cluster):
@@ -200,7 +200,7 @@ class Hazards:
                     self._uninitialised(rec, shadow, rows, size, last, what)
             elif k != HOST:
                 old = self.recs[k]
-                if not self._ordered(old, rec, clock, shadow, rows, size):
+                if not self._ordered(old, rec, clock, shadow, rows, size) and not (write and self._ordered_by_reader(rec, clock, shadow, rows, size, rv, last == k)):
                     self._race(rec, old, shadow, rows, size, last == k)
         seen = rv[rows]
         if write:
@@ -256,6 +256,13 @@ class Hazards:
             return True
         return not self._lanes_meet(old, behind, new, rows, size)
 
+    def _ordered_by_reader(self, new, clock, shadow, rows, size, rv, hit):
+        """True if every byte of an unordered last write has since been read by someone who is ordered before the new write."""
+        for s in _unique(rv[rows][hit]):
+            if not any(self._ordered(self.recs[k], new, clock, shadow, rows, size) for k in self.sets[s]):
+                return False
+        return True
+
     def _lanes_meet(self, old, behind, new, rows, size):
         """True if a lane of `old` that is not known to be done touched a byte of the new access (by another lane)."""
         lanes = np.flatnonzero(behind)
@@ -276,6 +283,10 @@ class Hazards:
 
     # --- reports ----------------------------------------------------------------------------------------------------
     def _race(self, new, old, shadow, rows, size, hit):
+        if self.same_value is not None and new.write and old.write and old.asy is None and self.same_value():
+            if self.strict:
+                self.report("same-value", f"unordered writes of equal values on {shadow.name}", (new.line, old.line), (new.agent(), old.agent()), severity="warning")
+            return
         kind = {(True, True): "write after write", (True, False): "write after read", (False, True): "read after write"}[(new.write, old.write)]
         cls = "race"
         hint = ""

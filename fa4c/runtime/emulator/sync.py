@@ -418,7 +418,10 @@ def _mbar_init(ins, program):
     def run(F, m):
         cl = F.cta.cluster
         a, counts = _shared_address(F, mem, ins.parts), F.get(n)
-        for lane in np.flatnonzero(m):
+        first = {}
+        for lane in np.flatnonzero(m).tolist():
+            first.setdefault((int(a[lane]), int(counts[lane])), lane)  # lanes that initialise one barrier alike count once
+        for lane in first.values():
             at = int(cl.smem.index(a[lane:lane + 1], 8, ins.line, F)[0])
             if at & 7:
                 raise EmulatorError(f"mbarrier at the unaligned address {at:#x}", line=ins.line, why="an mbarrier is 8 bytes, aligned to 8")

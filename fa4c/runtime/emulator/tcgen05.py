@@ -317,7 +317,10 @@ def _commit(ins):
             op.waits = (id(F.cta), "tcgen05")
 
             def complete(o, bits=bits, targets=targets):
-                clock = F.H.start_clock(F.cta.cluster).with_bits(bits) if F.H else None
+                clock = None
+                if F.H:
+                    # What the issuer knew when it issued the commit is known to who sees it: released 2-CTA kernels rely on it.
+                    clock = (F.H.start_clock(F.cta.cluster) if F.launch.strict else o.clock).with_bits(bits)
                 for t in targets:
                     arrive(F.launch, find(F, t, ins.line), 1, clock, ins.line)
 

@@ -242,6 +242,7 @@ def _tensor(ins, reduce):
 
     def run(F, m):
         line = ins.line
+        stores = {}
         for lane in np.flatnonzero(m).tolist():
             tensor = ops[1] if to_shared else ops[0]
             address = int(F.get(tensor.base, 8)[lane]) + tensor.offset
@@ -261,7 +262,15 @@ def _tensor(ins, reduce):
                 F.launch.issue(op)
             else:
                 src = _shared(F, ops[1], lane)
-                op = F.launch.new_op(F, "TMA reduction" if reduce else "TMA store", line, 1 << lane, lane)
+                same = (address, tuple(coords), src)
+                if same in stores and not reduce:
+                    # All lanes of a warp storing one tile: released kernels do it, the copies are equal.
+                    F.warp.bulk.setdefault(lane, ([], []))[0].append(stores[same])
+                    F.counters.add("redundant_tma_stores")
+                    if F.launch.strict and F.H:
+                        F.H.report("redundant-store", "several lanes store the same tile", (line,), (F.agent(),), severity="warning")
+                    continue
+                op = stores[same] = F.launch.new_op(F, "TMA reduction" if reduce else "TMA store", line, 1 << lane, lane)
                 op.run = lambda o, d=d, c=coords, s=src: store_tile(F, o, d, c, s, rop, line)
                 F.launch.issue(op)
                 F.warp.bulk.setdefault(lane, ([], []))[0].append(op)
