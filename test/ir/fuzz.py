@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fa4c.ir.attn_signature import verify_module
 from fa4c.ir.context import new_context, parse_module
 from fa4c.ir.diagnostics import Diagnostic
-from fa4c.ir.mlir import ir
+from fa4c.ir.mlir import ext, ir
 
 # Function and argument attributes with a default, and upstream ones: leaving them out is no mistake.
 OPTIONAL_ATTRIBUTES = frozenset(
@@ -98,6 +98,10 @@ def _operations(module) -> list:
 
 def _changes(op) -> list[_Change]:
     optional = OPTIONAL_ATTRIBUTES | set(getattr(type(op.opview), "_optional", ()))
+    fields = getattr(type(op.opview), "_fields", [])
+    for name, kind in (("operandSegmentSizes", ext.OperandDef), ("resultSegmentSizes", ext.ResultDef)):
+        if sum(isinstance(field, kind) and field.variadicity != ext.Variadicity.single for field in fields) == 1:
+            optional = optional | {name}  # the count says it
     changes = [_Change(f"without operand {n}", lambda op, n=n: _rebuild(op, without_operand=n)) for n in range(len(op.operands))]
     changes += [_Change(f"without result {n}", lambda op, n=n: _rebuild(op, without_result=n)) for n in range(len(op.results))]
     changes += [_Change(f"without region {n}", lambda op, n=n: _rebuild(op, without_region=n)) for n in range(len(op.regions))]
