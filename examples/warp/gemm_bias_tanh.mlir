@@ -72,7 +72,7 @@ module attributes {fa4c.target = "sm_90a"} {
       %tanh = "warp.ptx"(%shifted) {asm = "tanh.approx.f32 $0, $1;"} : (f32) -> f32
       %rounded = arith.truncf %tanh : f32 to bf16
       "tile.yield"(%rounded) : (bf16) -> ()
-    }) {operandSegmentSizes = array<i32: 1, 0, 1>} : (tensor<128x128xbf16, #tile.reg>, tensor<128x128xf32, #tile.reg>) -> ()
+    }) : (tensor<128x128xbf16, #tile.reg>, tensor<128x128xf32, #tile.reg>) -> ()
     "warp.store_shared"(%sc, %out) : (tensor<1x128x128xbf16, #tile.smem>, tensor<128x128xbf16, #tile.reg>) -> ()
     "warp.fence_async"() : () -> ()
     "warp.barrier"() {id = 1, scope = "warpgroup"} : () -> ()
