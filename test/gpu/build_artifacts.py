@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Compile what `run_gpu.py` runs: each example in both dtypes, and causal, full and softcap for all head dims. Needs no GPU.
+
+build_artifacts.py DIR [--target sm_90a] [--only causal] [--jobs 2] [--core]     --core: causal and full in bf16 at the sizes that --time measures
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import pathlib
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
+ODD_HEAD_DIMS = [(8, 8), (40, 40), (72, 72), (80, 80), (136, 136), (64, 128), (128, 64)]
+
+
+def plan(core: bool) -> list[tuple[str, str, tuple[int, int]]]:
+    """(example, dtype, head dims) of each artifact."""
+    if core:
+        return [(name, "bf16", dims) for name in ("causal", "full") for dims in HEAD_DIMS]
+    every = [(path.stem, dtype, (128, 128)) for path in sorted((ROOT / "examples").glob("*.mlir")) for dtype in ("bf16", "fp16")]
+    every += [(name, dtype, dims) for name in ("causal", "full") for dims in HEAD_DIMS for dtype in ("bf16", "fp16")]
+    every += [("causal", "bf16", dims) for dims in ODD_HEAD_DIMS] + [("softcap", "bf16", (64, 64))]
+    return list(dict.fromkeys(every))
+
+
+def name_of(example: str, dtype: str, dims: tuple[int, int]) -> str:
+    return f"{example}-{dtype}-d{dims[0]}" + ("" if dims[0] == dims[1] else f"x{dims[1]}") + ".fa4c"
+
+
+def build(folder: str, target: str, example: str, dtype: str, dims: tuple[int, int]) -> str | None:
+    """None, or what went wrong."""
+    import fa4c
+
+    try:
+        fa4c.compile(ROOT / "examples" / f"{example}.mlir", target=target, dtype=dtype, head_dim=dims).save(
+            pathlib.Path(folder) / name_of(example, dtype, dims)
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def main() -> int:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("folder")
+    ap.add_argument("--target", default="sm_90a")
+    ap.add_argument("--only", default="", help="comma-separated parts of artifact names")
+    ap.add_argument("--jobs", type=int, default=2)
+    ap.add_argument("--core", action="store_true")
+    args = ap.parse_args()
+    pathlib.Path(args.folder).mkdir(parents=True, exist_ok=True)
+    wanted = [p for p in plan(args.core) if not args.only or any(part in name_of(*p) for part in args.only.split(","))]
+    start, failed = time.time(), 0
+    with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
+        jobs = {pool.submit(build, args.folder, args.target, *p): p for p in wanted}
+        for job in concurrent.futures.as_completed(jobs):
+            problem = job.result()
+            failed += problem is not None
+            print(f"{name_of(*jobs[job]):32s} {'ok' if problem is None else problem}", file=sys.stderr, flush=True)
+    print(f"{len(wanted) - failed} of {len(wanted)} built in {time.time() - start:.0f} s", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
