@@ -337,3 +337,13 @@ def test_mma_sync(k, t):
     want = decode(a, is_bf16).astype(np.float64) @ decode(b, is_bf16).astype(np.float64).T + c
     for r in range(4):
         np.testing.assert_allclose(out[:, r], want[g + 8 * (r // 2), 2 * q + r % 2], rtol=1e-5, atol=1e-5)
+
+
+def test_a_workspace_keeps_what_earlier_launches_wrote():
+    write = ptx("ld.param.u64 %rd0, [w]; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd0, %rd1; st.global.u32 [%rd1], %r0;", [".u64 w"])
+    read = ptx("ld.param.u64 %rd0, [w]; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd0, %rd1; ld.global.u32 %r4, [%rd1+OFF]; st.global.u32 [%rd1], %r4;", [".u64 w"])
+    w = Buffer(np.zeros(64, np.uint32), name="w", poison=True)
+    assert launch(write, "k", 1, 32, (1, 1, 1), 0, [w]).ok
+    assert launch(read.replace("OFF", "0"), "k", 1, 32, (1, 1, 1), 0, [w]).ok
+    report = launch(read.replace("OFF", "64"), "k", 1, 32, (1, 1, 1), 0, [w])
+    assert [h.cls for h in report.hazards if h.cls == "uninitialised"], report.text()

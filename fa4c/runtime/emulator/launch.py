@@ -87,7 +87,9 @@ def launch(ptx: str, entry: str, grid, block, cluster=(1, 1, 1), smem: int = 0, 
         raise EmulatorError(f"unknown schedule {schedule!r}", fix="use fifo or random")
     run = Launch(program, grid, block, cluster, smem, schedule, schedule_seed, hazards, strict, resident, max_steps, progress)
     run.set_params(pack_params(run, params))
-    return run.run()
+    report = run.run()
+    run.memory.keep_initialised()
+    return report
 
 
 def _three(v, what):
@@ -165,7 +167,7 @@ def _place(run, addresses, buffer, name):
     buffer = buffer if isinstance(buffer, Buffer) else Buffer(buffer)
     key = id(buffer.array)
     if key not in addresses:
-        addresses[key] = run.memory.add(buffer.array, buffer.name or name, buffer.writable, buffer.poison)
+        addresses[key] = run.memory.add_buffer(buffer, name)
     return addresses[key]
 
 

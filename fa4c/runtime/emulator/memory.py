@@ -8,7 +8,7 @@ import bisect
 import numpy as np
 
 from .errors import EmulatorError
-from .hazards import FULL, Shadow
+from .hazards import FULL, HOST, NEVER, Shadow
 
 GLOBAL_BASE, SHARED_BASE, LOCAL_BASE, PARAM_BASE = 1 << 40, 1 << 44, 1 << 45, 1 << 46
 SHARED_RESERVED = 1024
@@ -27,7 +27,8 @@ class Bytes:
 class Buffer:
     """A launch argument in global memory: a C-contiguous NumPy array, changed in place.
 
-    `poison=True` says that nothing has written it yet: a kernel that reads before writing is reported.
+    `poison=True` says that nothing has written it yet: a kernel that reads before writing is reported. What a launch writes
+    stays known, so a workspace goes from one launch to the next as one object.
     """
 
     def __init__(self, array, writable=True, *, name=None, poison=False, dtype=None):
@@ -35,7 +36,7 @@ class Buffer:
         if not array.flags.c_contiguous:
             raise EmulatorError(f"buffer {name or ''} is not contiguous", why="its bytes are used in place", fix="pass a contiguous copy")
         self.array, self.writable, self.name, self.poison, self.dtype = array, writable, name, poison, dtype or str(array.dtype)
-        self.nbytes = array.nbytes
+        self.nbytes, self.initialised = array.nbytes, None  # a byte mask after the first launch of a poisoned buffer
 
 
 class GlobalMemory:
@@ -43,8 +44,26 @@ class GlobalMemory:
 
     def __init__(self, hazards):
         self.hazards = hazards
-        self.bases, self.items, self.by_id = [], [], {}
+        self.bases, self.items, self.by_id, self.poisoned = [], [], {}, []
         self.next = GLOBAL_BASE
+
+    def add_buffer(self, buffer, name):
+        """Place a launch's buffer, with what earlier launches have written."""
+        base = self.add(buffer.array, buffer.name or name, buffer.writable, buffer.poison)
+        shadow = self.items[-1].shadow
+        if buffer.poison:
+            self.poisoned.append((buffer, shadow))
+            if shadow is not None and buffer.initialised is not None:
+                shadow.w[: buffer.nbytes][buffer.initialised] = HOST
+        return base
+
+    def keep_initialised(self):
+        """After the launch: remember what is written now. Without hazards nothing was tracked, so all counts as written."""
+        for buffer, shadow in self.poisoned:
+            if shadow is None:
+                buffer.poison = False
+            else:
+                buffer.initialised = shadow.w[: buffer.nbytes] != NEVER
 
     def add(self, array, name, writable=True, poison=False):
         data = array.reshape(-1).view(np.uint8) if array.size else np.zeros(0, np.uint8)

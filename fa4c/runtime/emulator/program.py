@@ -38,6 +38,7 @@ class Program:
         self.env.update(ld=memory.load, st=memory.store, to_generic=memory.to_generic, from_generic=memory.from_generic, is_space=memory.is_space,
                         special=special, symbol=symbol, ldparam=load_param, mapa=mapa, noop=lambda *a: None)  # fmt: skip
         self.uses_wgmma = any(i.parts[0] == "wgmma" for i in kernel.instrs)
+        self.sources = {}
         self._check_known()
         self.code = [Code(self, b) for b in self.blocks]
         for b in self.blocks:
@@ -61,7 +62,7 @@ class Program:
         for b in self.blocks:
             if not b.op:
                 # Generating the text finds operand and type errors before anything runs.
-                codegen.BlockCompiler(self.kernel, b, True, self.env, MEMORY_OPS, self.file).source("check")
+                self.sources[b.id] = codegen.BlockCompiler(self.kernel, b, True, self.env, MEMORY_OPS, self.file).source(f"block{b.id}")
 
     def _decode(self, ins):
         try:
@@ -102,7 +103,7 @@ class Code:
     def _compile(self, full):
         p = self.program
         name = f"block{self.block.id}{'' if full else 'm'}"
-        text = codegen.BlockCompiler(p.kernel, self.block, full, p.env, MEMORY_OPS, p.file).source(name)
+        text = p.sources[self.block.id] if full else codegen.BlockCompiler(p.kernel, self.block, False, p.env, MEMORY_OPS, p.file).source(name)
         exec(compile(text, f"<{p.kernel.name}:{name}>", "exec"), p.env)
         fn = p.env[name]
         if full:
