@@ -77,8 +77,8 @@ def _collect(block, role, counts, found) -> None:
             if counts is not None:
                 _count(op, counts)
             if not isinstance(op, warp.MapOp):  # guards and the like
-                for region in op.operation.regions:
-                    _collect(region.blocks[0], role, counts, found)
+                for inner in (inner for region in op.operation.regions for inner in region.blocks):
+                    _collect(inner, role, counts, found)
 
 
 def _count(op, counts) -> None:

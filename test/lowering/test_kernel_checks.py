@@ -86,15 +86,17 @@ def test_local_memory_check_can_fail(causal_ptx):
 def test_stack_check_can_fail():
     """A frame size written into the cubin's `.nv.info`."""
     cubin = bytearray(compiled.cubin("causal.mlir"))
-    at = next(m.start() for m in re.finditer(re.escape(b"\x04\x11\x08\x00"), bytes(cubin)))
-    assert struct.unpack_from("<I", cubin, at + 8) == (0,)
-    struct.pack_into("<I", cubin, at + 8, 48)
+    for entry in re.finditer(re.escape(b"\x04\x11\x08\x00"), bytes(cubin)):
+        assert struct.unpack_from("<I", cubin, entry.start() + 8) == (0,)
+        struct.pack_into("<I", cubin, entry.start() + 8, 48)
     assert kernel_checks.stack_and_local_bytes(bytes(cubin)) == ["causal_fwd_0: 48 bytes of stack, 0 of local memory"]
 
 
 @NEEDS_PTXAS
 def test_spill_check_can_fail(causal_ptx):
-    assert kernel_checks.spills(kernel_checks.ptxas_log(causal_ptx.replace(".reqntid 384", ".reqntid 1024"))) != []
+    """The compute role keeps fewer registers than its accumulators need."""
+    starved = re.sub(r"setmaxnreg\.inc(\S+)\s+240;", r"setmaxnreg.inc\1 168;", causal_ptx.replace(".reqntid 384", ".reqntid 512"))
+    assert kernel_checks.spills(kernel_checks.ptxas_log(starved)) != []
 
 
 @NEEDS_PTXAS
