@@ -87,34 +87,40 @@ class Unschedulable(Exception):
 
 # ------------------------------------------------------------------------------------------------------------------- stages and order
 
+_FEW = 64  # choices of stages that are all looked at
+
 
 def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_stage: Mapping[int, int] | None = None,
              pinned_order: Sequence[int] = (), limit: int = 4000) -> Schedule:
     """The best (stage, order) with at most `stages` stages; 0: as many as `movable` operations depend on each other in a row.
 
     Only `movable` operations may be put off to a later step than their operands allow; all others run in the first step that can have
-    them. Best is the smallest `ii`, then the fewest groups of adjacent asynchronous operations in a step (each group is one turn at the
-    unit), then the lowest stages. `pinned_stage` and `pinned_order` (operations in the order they must have) are kept.
+    them. Best is the smallest `ii`, then the fewest groups of adjacent operations of one unit in a step (each group is one turn at the
+    unit), then the lowest stages. If there is much to choose from, one more stage is only tried while streams and units have idle clocks
+    left. `pinned_stage` and `pinned_order` (operations in the order they must have) are kept.
     """
     pinned_stage = dict(pinned_stage or {})
-    depth = stages or max(_depth(graph, movable), 1 + max(pinned_stage.values(), default=0))
-    best, best_key, failure = None, None, None
-    for bound, assigned in _candidates(graph, movable, depth, pinned_stage):
-        if best is not None and bound > best.ii:
-            continue
-        try:
-            found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best.ii if best else None, limit=limit)
-            order = step_order(graph, assigned, found.ii, pinned_order=pinned_order, limit=limit)
-        except Unschedulable as error:
-            failure = failure or error
-            continue
-        key = (found.ii, _groups(graph, order), sum(assigned), assigned)
-        if best is None or key < best_key:
-            found.stages, found.order = assigned, order
-            best, best_key = found, key
+    highest = stages or max(_depth(graph, movable), 1 + max(pinned_stage.values(), default=0))
+    best, failure, seen = None, None, set()
+    for depth in [highest] if highest ** len(movable) <= _FEW else range(1, highest + 1):
+        for (bound, groups, total), assigned in _candidates(graph, movable, depth, pinned_stage, seen):
+            if best is not None and (bound, groups, total, assigned) >= best[0]:
+                break
+            try:
+                found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best[1].ii if best else None, limit=limit)
+                order = step_order(graph, assigned, found.ii, pinned_order=pinned_order, limit=limit)
+            except Unschedulable as error:
+                failure = failure or error
+                continue
+            key = (found.ii, _groups(graph, order), total, assigned)
+            if best is None or key < best[0]:
+                found.stages, found.order = assigned, order
+                best = key, found
+        if best is not None and best[1].ii == _busiest(graph):
+            break
     if best is None:
-        raise failure or Unschedulable()
-    return best
+        raise failure or Unschedulable(_circle(graph))
+    return best[1]
 
 
 def step_distance(edge: Edge, stages: Sequence[int]) -> int:
@@ -147,23 +153,21 @@ def _depth(graph: Graph, movable: Collection[int]) -> int:
     return max((of(i) for i in graph.stepped()), default=1)
 
 
-def _candidates(graph: Graph, movable: Collection[int], depth: int, pinned: Mapping[int, int]) -> list[tuple[int, list[int]]]:
-    """(lower bound of ii, stages), the most promising first."""
+def _candidates(graph: Graph, movable: Collection[int], depth: int, pinned: Mapping[int, int], seen: set):
+    """((lower bounds of ii and of groups, sum of stages), stages) of what is not in `seen`, the most promising first."""
     choices = [i for i in graph.stepped() if i in movable or i in pinned]
-    found = {}
+    found = []
     for delays in itertools.product(*[(pinned[i],) if i in pinned else range(depth) for i in choices]):
         wanted = dict(zip(choices, delays, strict=True))
         stages = _earliest_stages(graph, wanted, depth)
-        if stages is None or any(stages[i] != stage for i, stage in wanted.items()):
+        if stages is None or tuple(stages) in seen or any(stages[i] != stage for i, stage in wanted.items()):
             continue
-        if not pinned and min(stages[i] for i in graph.stepped()) > 0:
-            continue
-        bound = _tighten(_Times(graph), _base(graph, stages), _busiest(graph))
-        if bound is not None:
-            found[tuple(stages)] = bound[0]
-    if not found:
-        raise Unschedulable(_circle(graph))
-    return sorted(((bound, list(stages)) for stages, bound in found.items()), key=lambda entry: (entry[0], sum(entry[1]), entry[1]))
+        seen.add(tuple(stages))
+        if pinned or min(stages[i] for i in graph.stepped()) == 0:
+            bound = _tighten(_Times(graph), _base(graph, stages), _busiest(graph))
+            if bound is not None:
+                found.append(((bound[0], _least_groups(graph, stages), sum(stages)), stages))
+    return sorted(found)
 
 
 def _earliest_stages(graph: Graph, wanted: Mapping[int, int], depth: int) -> list[int] | None:
@@ -176,14 +180,35 @@ def _earliest_stages(graph: Graph, wanted: Mapping[int, int], depth: int) -> lis
             if e.src not in graph.free and e.dst not in graph.free and stages[e.dst] < stages[e.src] - e.distance + e.steps:
                 stages[e.dst] = stages[e.src] - e.distance + e.steps
                 changed = True
-                if stages[e.dst] >= depth:
+                if stages[e.dst] >= depth:  # also ends circles
                     return None
-    return stages
+    return stages if max(stages) < depth else None
 
 
 def _groups(graph: Graph, order: Sequence[int]) -> int:
-    flags = [graph.ops[i].asynchronous for i in order]
-    return sum(flag and not before for flag, before in zip(flags, [False, *flags], strict=False))
+    units = [graph.ops[i].unit for i in order]
+    return sum(bool(unit) and unit != before for unit, before in zip(units, ["", *units], strict=False))
+
+
+def _least_groups(graph: Graph, stages: Sequence[int]) -> int:
+    """No order has fewer: along a chain of one step, each change to another unit begins a group."""
+    before = {i: [e.src for e in graph.edges if e.dst == i and _in_step(graph, e, stages)] for i in graph.stepped()}
+    level: dict[int, int] = {}
+
+    def of(i: int) -> int:
+        if i not in level:
+            level[i] = 0  # ends circles
+            unit = graph.ops[i].unit
+            level[i] = max([bool(unit), *(of(j) + (bool(unit) and graph.ops[j].unit != unit) for j in before[i])])
+        return level[i]
+
+    return max((of(i) for i in graph.stepped()), default=0)
+
+
+def _in_step(graph: Graph, edge: Edge, stages: Sequence[int]) -> bool:
+    """Whether the edge orders two operations of one step."""
+    inside = edge.src not in graph.free and edge.dst not in graph.free and edge.src != edge.dst
+    return inside and edge.ordered and step_distance(edge, stages) == 0
 
 
 def _circle(graph: Graph) -> list[int]:
@@ -397,7 +422,7 @@ class _OrderSearch:
         self.after: dict[int, list[Edge]] = {i: [] for i in graph.stepped()}
         self.pinned_before = {b: a for a, b in itertools.pairwise(pinned_order)}
         for e in graph.edges:
-            if e.src in self.before and e.dst in self.before and e.src != e.dst and e.ordered and step_distance(e, stages) == 0:
+            if _in_step(graph, e, stages):
                 self.before[e.dst].append(e)
                 self.after[e.src].append(e)
         self.heights: dict[int, int] = {}

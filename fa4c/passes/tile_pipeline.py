@@ -69,7 +69,7 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
     graph_of = loop_graph.build(loop, target)
     graph = graph_of.graph
     pins = _Pins(graph_of)
-    movable = [i for i in graph.stepped() if graph.ops[i].asynchronous]
+    movable = [i for i in graph.stepped() if graph.ops[i].asynchronous and graph_of.ops[i].operation.results]
     try:
         found = modulo.pipeline(graph, movable, stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order))
     except modulo.Unschedulable as error:

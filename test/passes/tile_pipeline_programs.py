@@ -162,3 +162,94 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, 
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + top)[..., 0]
     return np.einsum("bhmn,bnhd->bmhd", p / np.where(total == 0, 1, total), v), lse
+
+
+def five_mmas(block_m: int = 64, block_n: int = 128, d: int = 128, *, buffers: int = 2) -> str:
+    """The data flow of attention's backward (S^T, dP^T, dV, dK, dQ^T) over blocks of Q and dO, without its row statistics."""
+    g = f"tensor<?x{d}xbf16, #tile.gmem>"
+    gt, gq = "tensor<?x?xbf16, #tile.gmem>", "tensor<?x?xbf16, #tile.gmem>"
+    qs, ks, kts = (f"tensor<{rows}x{columns}xbf16, #tile.smem>" for rows, columns in ((block_m, d), (block_n, d), (d, block_n)))
+    s, s16 = f"tensor<{block_n}x{block_m}xf32, #tile.reg>", f"tensor<{block_n}x{block_m}xbf16, #tile.reg>"
+    ss, acc = f"tensor<{block_n}x{block_m}xbf16, #tile.smem>", f"tensor<{block_n}x{d}xf32, #tile.reg>"
+    dq, dq16 = f"tensor<{d}x{block_m}xf32, #tile.reg>", f"tensor<{d}x{block_m}xbf16, #tile.reg>"
+    dqs = f"tensor<{d}x{block_m}xbf16, #tile.smem>"
+    out = f"tensor<{block_n}x{d}xbf16, #tile.reg>"
+    names = ("q", "do", "k", "v", "kt", "dq", "dk", "dv")
+    kinds = (g, g, g, g, gt, gq, g, g)
+    arguments = ", ".join(f"%{name}: {kind}" for name, kind in zip(names, kinds, strict=True))
+    dims = {"q": '"m", "d"', "do": '"m", "d"', "k": '"n", "d"', "v": '"n", "d"', "kt": '"d", "n"', "dq": '"d", "m"', "dk": '"n", "d"',
+            "dv": '"n", "d"'}
+    tensors = ", ".join(f'{{name = "{name}", role = "{"output" if name[0] == "d" and name != "do" else "input"}", dims = [{dims[name]}]}}'
+                        for name in names)
+
+    def load(result, source, row, column, kind, tile, copies="") -> str:
+        return (f'%{result} = "tile.load"(%{source}, {row}, {column}) {{dims = array<i64: 0, 1>{copies}}} : '
+                f"({kind}, index, index) -> {tile}")
+
+    def cast(result, value, kind, to) -> str:
+        return f"""%{result} = "tile.map"(%{value}) ({{
+    ^bb0(%e: f32, %r: index, %c: index):
+      %y = arith.truncf %e : f32 to bf16
+      "tile.yield"(%y) : (bf16) -> ()
+    }}) {{operandSegmentSizes = array<i32: 1, 0>}} : ({kind}) -> {to}"""
+
+    more = f", buffers = {buffers}"
+    return f"""
+"tile.host"() ({{
+^bb0({arguments}):
+  %n = "tile.dim"(%k) {{axis = 0}} : ({g}) -> index
+  %bn = arith.constant {block_n} : index
+  %c1 = arith.constant 1 : index
+  %gx = arith.ceildivsi %n, %bn : index
+  "tile.launch"(%gx, %c1, %c1, {", ".join("%" + name for name in names)}) {{kernel = @five, operandSegmentSizes = array<i32: 3, 8, 0>}}
+    : (index, index, index, {", ".join(kinds)}) -> ()
+}}) {{sym_name = "host", tensors = [{tensors}]}} : () -> ()
+"tile.kernel"() ({{
+^bb0({arguments}):
+  %x, %unused1, %unused2 = "tile.program_id"() : () -> (index, index, index)
+  %bn = arith.constant {block_n} : index
+  %bm = arith.constant {block_m} : index
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n0 = arith.muli %x, %bn : index
+  %m = "tile.dim"(%q) {{axis = 0}} : ({g}) -> index
+  %blocks = arith.ceildivsi %m, %bm : index
+  {load("sk", "k", "%n0", "%c0", g, ks)}
+  {load("sv", "v", "%n0", "%c0", g, ks)}
+  {load("skt", "kt", "%c0", "%n0", gt, kts)}
+  %zero = "tile.splat"() {{value = 0.0 : f32}} : () -> {acc}
+  %dvs, %dks = scf.for %i = %c0 to %blocks step %c1 iter_args(%dvi = %zero, %dki = %zero) -> ({acc}, {acc}) {{
+    %m0 = arith.muli %i, %bm : index
+    {load("sq", "q", "%m0", "%c0", g, qs, more)}
+    %s = "tile.mma"(%sk, %sq) {{transpose_b = true}} : ({ks}, {qs}) -> {s}
+    {load("sdo", "do", "%m0", "%c0", g, qs, more)}
+    %dp = "tile.mma"(%sv, %sdo) {{transpose_b = true}} : ({ks}, {qs}) -> {s}
+    %p = "tile.map"(%s) ({{
+    ^bb0(%e: f32, %r: index, %c: index):
+      %y = "tile.exp2"(%e) {{emulated = 0}} : (f32) -> f32
+      "tile.yield"(%y) : (f32) -> ()
+    }}) {{operandSegmentSizes = array<i32: 1, 0>}} : ({s}) -> {s}
+    {cast("pc", "p", s, s16)}
+    %dv1 = "tile.mma"(%pc, %sdo, %dvi) : ({s16}, {qs}, {acc}) -> {acc}
+    %ds = "tile.map"(%p, %dp) ({{
+    ^bb0(%e: f32, %w: f32, %r: index, %c: index):
+      %y = arith.mulf %e, %w : f32
+      "tile.yield"(%y) : (f32) -> ()
+    }}) {{operandSegmentSizes = array<i32: 2, 0>}} : ({s}, {s}) -> {s}
+    {cast("dsc", "ds", s, s16)}
+    %sds = "tile.to_shared"(%dsc) : ({s16}) -> {ss}
+    %dqa = "tile.mma"(%skt, %sds) : ({kts}, {ss}) -> {dq}
+    %dk1 = "tile.mma"(%dsc, %sq, %dki) : ({s16}, {qs}, {acc}) -> {acc}
+    {cast("dqc", "dqa", dq, dq16)}
+    %sdq = "tile.to_shared"(%dqc) : ({dq16}) -> {dqs}
+    "tile.store"(%sdq, %dq, %c0, %m0) {{dims = array<i64: 0, 1>}} : ({dqs}, {gq}, index, index) -> ()
+    scf.yield %dv1, %dk1 : {acc}, {acc}
+  }}
+  {cast("dvr", "dvs", acc, out)}
+  %sdv = "tile.to_shared"(%dvr) : ({out}) -> {ks}
+  "tile.store"(%sdv, %dv, %n0, %c0) {{dims = array<i64: 0, 1>}} : ({ks}, {g}, index, index) -> ()
+  {cast("dkr", "dks", acc, out)}
+  %sdk = "tile.to_shared"(%dkr) : ({out}) -> {ks}
+  "tile.store"(%sdk, %dk, %n0, %c0) {{dims = array<i64: 0, 1>}} : ({ks}, {g}, index, index) -> ()
+}}) {{sym_name = "five"}} : () -> ()
+"""
