@@ -44,7 +44,7 @@ def pipelined_loops(module) -> list:
 
 @dataclass
 class LoopGraph:
-    """`ops[i]` is operation i of `graph`, in program order; loads are free: they run ahead in hardware."""
+    """`ops[i]` is operation i of `graph`, in program order. Loads are free, as they run ahead, except of what the loop stores."""
 
     loop: object
     ops: list
@@ -65,7 +65,8 @@ def build(loop, target) -> LoopGraph:
     graph_ops = [Op(op.operation.name, _stream(op), c.issue, c.unit if c.asynchronous else "", c.clocks if c.asynchronous else 0)
                  for op, c in zip(body.ops, costs, strict=True)]
     edges = [*_data_edges(body, costs, target), *_effect_edges(body, costs), *_Storage(body, costs, target).edges()]
-    free = frozenset(i for i, op in enumerate(body.ops) if isinstance(op, tile.LoadOp))
+    stored = [op.target for op in body.ops if isinstance(op, tile.StoreOp)]
+    free = frozenset(i for i, op in enumerate(body.ops) if isinstance(op, tile.LoadOp) and op.source not in stored)
     return LoopGraph(loop, body.ops, costs, Graph(tuple(graph_ops), _strongest(edges), free))
 
 
