@@ -54,3 +54,18 @@ def root() -> pathlib.Path:
 @pytest.fixture(scope="session")
 def examples() -> pathlib.Path:
     return EXAMPLES
+
+
+@pytest.fixture
+def without(tmp_path_factory):
+    """`env=without("cutlass")`: an environment for `fa4c_cli` in which these packages cannot be imported.
+
+    Shadowing a package by a file on PYTHONPATH would not do: nvidia-cutlass-dsl puts itself first on the path.
+    """
+
+    def environment(*packages: str) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("blocked")
+        (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({packages!r}))\n")
+        return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+    return environment

@@ -41,20 +41,12 @@ def _check_module(path: str) -> str:
     found = levels(module)
     if "warp" in found and find_pass("warp-check") is not None:
         run_pipeline(module, "warp-check")
-    return f"{' and '.join(found)} level, verified" if found else "no attn, tile or warp operation; verified as plain MLIR"
+    return f"{' and '.join(found)} level, verified" if found else "no attn function and no kernel; verified as plain MLIR"
 
 
 def levels(module) -> list[str]:
-    """Which of our dialects a module uses, highest first."""
-    from ..passes.registry import LEVELS
+    """The levels of a module's functions and kernels, highest first. Kernels of the warp level hold operations of the tile level too."""
+    from ..ir.attn_signature import is_attn_function
 
-    used = set()
-
-    def note(op):
-        from ..ir.mlir import ir
-
-        used.add(op.operation.name.split(".")[0])
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(note)
-    return [level for level in LEVELS if level in used]
+    names = {"attn" if is_attn_function(op) else op.operation.name for op in module.body.operations}
+    return [level for level, name in (("attn", "attn"), ("tile", "tile.kernel"), ("warp", "warp.kernel")) if name in names]

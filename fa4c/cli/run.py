@@ -75,12 +75,20 @@ def _program(args):
 
 
 def _semantics_of(artifact, args) -> dict:
-    semantics = artifact.manifest.get("semantics")
-    if not semantics:
-        raise Diagnostic("this program has no attn level, so its inputs cannot be made up", where=args.file,
-                         why="it was compiled from a file of a lower level, which does not say what is computed",
-                         fix="run it from Python: fa4c.runtime.execute.execute")
-    return semantics
+    """The tree in the manifest. A program of a lower level has none: then its tensors alone, which is enough to make up data."""
+    if artifact.semantics:
+        return artifact.semantics
+    if args.check:
+        raise Diagnostic("there is nothing to compare with", where=args.file, why="it was compiled from a file below the attn level, which "
+                         "does not say what is computed", fix="leave out --check, or compile the attn file")
+    args_of = [{**tensor, "axes": [], "dims": tensor["layout"], "shape": _sizes_by_layout(tensor)}
+               for tensor in artifact.manifest["tensors"] if tensor["role"] == "input"]
+    return {"name": artifact.name, "args": args_of, "body": [], "results": []}
+
+
+def _sizes_by_layout(tensor: dict) -> list[int | None]:
+    fixed = dict(zip(tensor["dims"], tensor["shape"]))
+    return [fixed.get(name) for name in tensor["layout"]]
 
 
 def _semantics_of_file(args) -> dict:
@@ -133,6 +141,7 @@ def _inputs(args, semantics, device):
     for name, tensor in given.items():
         sizes.update(_free_sizes(semantics, name, tensor, args.shape))
     made = inputs.make_inputs(semantics, sizes, args.seed, device)
+    sizes = {name: size for name, size in sizes.items() if name in inputs.dims_of(semantics)}
     return sizes, {name: given[name].to(device) if name in given else tensor for name, tensor in made.items()}
 
 

@@ -133,7 +133,6 @@ def run_pipeline(module, text: str, *, disabled: Iterable[str] = (), overrides: 
     occurrence; `print_after` is a stream, or a function called with (item text, module) after each pass; `timing` gets a pair (item text,
     seconds) for each. All names and values are checked before the first pass runs.
     """
-    _spare_module_lookups()
     steps = _plan(text, disabled, overrides)
     verify(module)  # so that a module that never was right is not blamed on the first pass
     for item, step in steps:
@@ -172,16 +171,6 @@ def check_overrides_occur(overrides: Iterable[tuple[str, str, str]], items: Iter
         if name not in names:
             raise UsageError(f"--set {name}.{option}={value}: pass '{name}' does not run here",
                              why=f"the pipeline has: {', '.join(sorted(names)) or 'no pass'}", fix=nearest(name, names))
-
-
-def _spare_module_lookups() -> None:
-    """Whenever the bindings make a Python object of one of our operations, they try to import `torch_mlir.dialects.<dialect>`, and they
-    remember only a success: that failing search was half of the time of a pipeline. An empty module under each name ends it."""
-    from ..ir.mlir import ir
-
-    package = ir.__name__.rsplit(".", 1)[0]
-    for level in LEVELS:
-        sys.modules.setdefault(f"{package}.dialects.{level}", types.ModuleType(f"{package}.dialects.{level}"))
 
 
 def verify(module) -> None:
