@@ -37,10 +37,9 @@ def _fold_into(softmax) -> None:
     """Peel factors off the maps that feed a softmax, nearest first, as long as a map is nothing but factors."""
     while True:
         producer = _producer(softmax)
-        factor = _peel(producer) if producer is not None else None
-        if factor is None:
+        scale = _peel(producer, softmax.scale.value) if producer is not None else None
+        if scale is None:
             return
-        scale = softmax.scale.value * factor
         softmax.operation.attributes["scale"] = ir.FloatAttr.get(ir.F32Type.get(), scale, loc=softmax.location)
         if not _drop_identity(producer):
             return
@@ -58,16 +57,16 @@ def _producer(softmax):
     return None
 
 
-def _peel(operation) -> float | None:
-    """Take a positive factor off the end of a map's region; the factor, or None."""
+def _peel(operation, scale: float) -> float | None:
+    """Take a positive factor off the end of a map's region; `scale` times it, or None where nothing was done."""
     block = operation.regions[0].blocks[0]
     terminator = list(block.operations)[-1].operation
     base, factor = _split(terminator.operands[0])
-    if base is None or factor <= 0:
+    if base is None or factor <= 0 or not _representable(scale * factor):
         return None
     terminator.operands[0] = base
     _erase_unused(block)
-    return factor
+    return scale * factor
 
 
 def _drop_identity(operation) -> bool:

@@ -17,7 +17,7 @@ After:   "tile.launch"(%all, %c1, %c1, ..., %row_blocks, %heads, %pairs, %sectio
 
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir
-from ..ir.tile import DeviceOp, DimOp, HostOp, KernelOp, LaunchOp, LoadOp, Pow2FloorOp, ProgramIdOp
+from ..ir.tile import DeviceOp, DimOp, KernelOp, LaunchOp, LoadOp, Pow2FloorOp, ProgramIdOp
 from ._tile_map import operations_in
 from .registry import register_pass
 
@@ -147,8 +147,8 @@ def _rewrite_launch(launch, kernel, loop) -> None:
         one = arith.constant(index, 1)
         pairs = arith.muli(heads, batch)
         l2 = DeviceOp(prop=ir.StringAttr.get("l2_bytes"), out=index).out
-        fitting = Pow2FloorOp(x=arith.floordivsi(l2, arith.maxsi(_bytes_of_a_head(launch, kernel, loop), one)), out=index).out
-        section = arith.minsi(fitting, arith.maxsi(pairs, one))
+        fitting = arith.floordivsi(l2, arith.maxsi(_bytes_of_a_head(launch, kernel, loop), one))
+        section = arith.minsi(Pow2FloorOp(x=arith.maxsi(fitting, one), out=index).out, arith.maxsi(pairs, one))
         LaunchOp(
             kernel=launch.kernel,
             grid=[arith.muli(blocks, pairs), one, one],
@@ -159,33 +159,18 @@ def _rewrite_launch(launch, kernel, loop) -> None:
 
 
 def _bytes_of_a_head(launch, kernel, loop):
-    """What the loop's loads read of one head: of each tensor all rows, times the bytes of one."""
+    """What the loop's loads read of one head: all rows of each tensor, times the bytes of one."""
     arguments = list(kernel.body.blocks[0].arguments)
-    names = _dim_names(launch)
-    rows, widths = {}, {}
-    for load in operations_in(loop):
-        if not isinstance(load, LoadOp):
-            continue
-        tensor = launch.tensors[arguments.index(load.source)]
-        axis, last = load.dims
-        key = names[tensor][axis]
-        rows.setdefault(key, (tensor, axis))
-        widths.setdefault(key, {})[tensor] = tensor.type.get_dim_size(last) * tensor.type.element_type.width // 8
+    loads = {(launch.tensors[arguments.index(op.source)], *op.dims): op for op in operations_in(loop) if isinstance(op, LoadOp)}
     total = None
-    for key, (tensor, axis) in rows.items():
-        size = DimOp(tensor=tensor, axis=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis), out=ir.IndexType.get()).out
-        product = arith.muli(size, arith.constant(ir.IndexType.get(), sum(widths[key].values())))
+    for tensor, rows, columns in loads:
+        element = arith.constant(ir.IndexType.get(), tensor.type.element_type.width // 8)
+        product = arith.muli(arith.muli(_size(tensor, rows), _size(tensor, columns)), element)
         total = product if total is None else arith.addi(total, product)
-    return total if total is not None else arith.constant(ir.IndexType.get(), 0)
+    return arith.constant(ir.IndexType.get(), 0) if total is None else total
 
 
-def _dim_names(launch) -> dict:
-    """tensor -> the names of its dimensions, as its host describes it."""
-    host = launch.operation.parent
-    while not isinstance(host.opview, HostOp):
-        host = host.parent
-    described = host.opview.tensors
-    return {
-        argument: [name.value for name in entry["dims"]]
-        for argument, entry in zip(host.regions[0].blocks[0].arguments, described, strict=True)
-    }
+def _size(tensor, axis: int):
+    if tensor.type.is_dynamic_dim(axis):
+        return DimOp(tensor=tensor, axis=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis), out=ir.IndexType.get()).out
+    return arith.constant(ir.IndexType.get(), tensor.type.get_dim_size(axis))

@@ -61,27 +61,40 @@ def map_op(out, inputs, body, *, shapes=("?x?",), shape=None, result="y") -> str
     elements = "".join(f"%{name}: f32, " for name in names)
     kinds = ", ".join(f"tensor<{s}xf32>" for s in shapes)
     operands = ", ".join(f"%{name}" for name in inputs)
-    return (f'  %{out} = "attn.map"({operands}) ({{\n  ^bb0({elements}{indices}):{body}\n    "attn.yield"(%{result}) : (f32) -> ()\n'
-            f"  }}) : ({kinds}) -> tensor<{shape}xf32>\n")
+    return (
+        f'  %{out} = "attn.map"({operands}) ({{\n  ^bb0({elements}{indices}):{body}\n    "attn.yield"(%{result}) : (f32) -> ()\n'
+        f"  }}) : ({kinds}) -> tensor<{shape}xf32>\n"
+    )
 
 
 def mask_op(out, x, predicate) -> str:
-    return (f'  %{out} = "attn.mask"(%{x}) ({{\n  ^bb0(%b: index, %h: index, %i: index, %j: index):{predicate}\n    "attn.yield"(%keep) : (i1) -> ()\n'
-            "  }) : (tensor<?x?xf32>) -> tensor<?x?xf32>\n")
+    arguments = "%b: index, %h: index, %i: index, %j: index"
+    return (
+        f'  %{out} = "attn.mask"(%{x}) ({{\n  ^bb0({arguments}):{predicate}\n    "attn.yield"(%keep) : (i1) -> ()\n'
+        "  }) : (tensor<?x?xf32>) -> tensor<?x?xf32>\n"
+    )
 
 
 def softmax(p="p", lse="lse", x="u") -> str:
     return f'  %{p}, %{lse} = "attn.softmax"(%{x}) : (tensor<?x?xf32>) -> (tensor<?x?xf32>, tensor<?xf32>)\n'
 
 
-def function(body: str, results: list[tuple], *, arguments=(), d=16, dv=16, dtype="bf16", align="bottom_right", layout="bshd", kv="b hkv") -> str:
+def function(
+    body: str, results: list[tuple], *, arguments=(), d=16, dv=16, dtype="bf16", align="bottom_right", layout="bshd", kv="b hkv"
+) -> str:
     """`results`: (value, type, dims), stored under the names o0, o1, ...; q, k and v are always there."""
-    given = [argument("q", f"tensor<?x{d}x{dtype}>", "b hq", "m d"), argument("k", f"tensor<?x{d}x{dtype}>", kv, "n d"),
-             argument("v", f"tensor<?x{dv}x{dtype}>", kv, "n dv"), *arguments]
+    given = [
+        argument("q", f"tensor<?x{d}x{dtype}>", "b hq", "m d"),
+        argument("k", f"tensor<?x{d}x{dtype}>", kv, "n d"),
+        argument("v", f"tensor<?x{dv}x{dtype}>", kv, "n dv"),
+        *arguments,
+    ]
     described = [argument(f"o{n}", kind, "b hq", dims).partition(": ")[2] for n, (_, kind, dims) in enumerate(results)]
     values, kinds = ", ".join(f"%{value}" for value, _, _ in results), ", ".join(kind for _, kind, _ in results)
-    return (f"func.func @f({', '.join(given)}) -> ({', '.join(described)})\n"
-            f'    attributes {{attn.align = "{align}", attn.layout = "{layout}"}} {{\n{body}  return {values} : {kinds}\n}}\n')
+    return (
+        f"func.func @f({', '.join(given)}) -> ({', '.join(described)})\n"
+        f'    attributes {{attn.align = "{align}", attn.layout = "{layout}"}} {{\n{body}  return {values} : {kinds}\n}}\n'
+    )
 
 
 def attention(*, score=SCALED, mask="", d=16, dv=16, dtype="bf16", **options) -> str:

@@ -1,11 +1,28 @@
 """attn-to-tile by execution: the tile program gives what the attn function means, for variants, shapes, dtypes and edits of the text."""
 
+import re
+
 import attn_to_tile_programs as programs
 import numpy as np
 import pytest
 from attn_to_tile_programs import (
-    CAUSAL, SCALED, STRIPES, WINDOW, argument, attention, cast, check_same, function, gemm_pv, gemm_qk, map_op, mask_op, softmax,
+    CAUSAL,
+    SCALED,
+    STRIPES,
+    WINDOW,
+    argument,
+    attention,
+    cast,
+    check_same,
+    function,
+    gemm_pv,
+    gemm_qk,
+    map_op,
+    mask_op,
+    softmax,
 )
+
+from fa4c.ir.context import print_module
 
 TO_TILE = "attn-to-tile{block-m=64 block-n=32}"
 BANDED = f"attn-simplify-mask,{TO_TILE}"
@@ -44,13 +61,19 @@ def test_layouts(layout):
 def test_in_the_kernels_dtype(dtype, tolerance):
     text = attention(dtype=dtype, mask=CAUSAL, d=64, dv=64)
     inputs = programs.make_inputs(text, GROUPED)
-    assert programs.difference(programs.run_attn(text, inputs, "kernel"), programs.run_tile(text, BANDED, inputs, "kernel")) < 2 * tolerance
+    assert programs.difference(programs.run_attn(text, inputs, "kernel"), programs.run_tile(text, BANDED, inputs, "kernel")) < 4 * tolerance
 
 
-@pytest.mark.parametrize("old, new", [
-    ("constant 20", "constant 19"), ("constant 0.125", "constant 0.126"), ("cmpi sle", "cmpi slt"), ('"bottom_right"', '"top_left"'),
-    ("arith.mulf %x, %c", "arith.addf %x, %c"),
-])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("constant 20", "constant 19"),
+        ("constant 0.125", "constant 0.126"),
+        ("cmpi sle", "cmpi slt"),
+        ('"bottom_right"', '"top_left"'),
+        ("arith.mulf %x, %c", "arith.addf %x, %c"),
+    ],
+)
 def test_an_edit_of_the_text_changes_the_result_accordingly(old, new):
     text = attention(mask=WINDOW)
     edited = text.replace(old, new)
@@ -60,7 +83,9 @@ def test_an_edit_of_the_text_changes_the_result_accordingly(old, new):
     inputs = programs.make_inputs(text, sizes)
     change = programs.difference(programs.run_attn(text, inputs), programs.run_attn(edited, inputs))
     assert "addf" in new or change > 1e-4  # adding a constant to all scores changes LSE only
-    assert programs.difference(programs.run_attn(text, inputs), programs.run_tile(edited, BANDED, inputs)) == pytest.approx(change, abs=1e-5)
+    assert programs.difference(programs.run_attn(text, inputs), programs.run_tile(edited, BANDED, inputs)) == pytest.approx(
+        change, abs=1e-5
+    )
 
 
 # -- other variants ------------------------------------------------------------------------------------------
@@ -118,57 +143,117 @@ VARIANTS = {
     "no scale": attention(score=""),
     "unscaled, no lse": function(gemm_qk() + softmax(x="s") + cast("pc", "p") + gemm_pv(), [O]),
     "lse alone": function(gemm_qk() + mask_op("u", "s", CAUSAL) + softmax(), [LSE]),
-    "two masks": function(gemm_qk() + mask_op("a", "s", CAUSAL) + mask_op("u", "a", STRIPES) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]),
-    "two bands": function(gemm_qk() + mask_op("a", "s", WINDOW) + mask_op("u", "a", CAUSAL) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]),
-    "map behind the mask": function(gemm_qk() + mask_op("a", "s", CAUSAL) + map_op("u", ["a"], SCALED) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]),
-    "map that unmasks": function(gemm_qk() + mask_op("a", "s", CAUSAL) + map_op("u", ["a"], SIGMOID) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]),
+    "two masks": function(
+        gemm_qk() + mask_op("a", "s", CAUSAL) + mask_op("u", "a", STRIPES) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]
+    ),
+    "two bands": function(
+        gemm_qk() + mask_op("a", "s", WINDOW) + mask_op("u", "a", CAUSAL) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]
+    ),
+    "map behind the mask": function(
+        gemm_qk() + mask_op("a", "s", CAUSAL) + map_op("u", ["a"], SCALED) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]
+    ),
+    "map that unmasks": function(
+        gemm_qk() + mask_op("a", "s", CAUSAL) + map_op("u", ["a"], SIGMOID) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]
+    ),
     "two softmaxes, one band": two_softmaxes(CAUSAL),
     "two softmaxes, two bands": two_softmaxes(WINDOW),
     "two softmaxes, one stripes": two_softmaxes(STRIPES),
     "sigmoid": function(gemm_qk() + map_op("p", ["s"], SIGMOID) + cast("pc", "p") + gemm_pv(), [O]),
     "causal sigmoid": function(gemm_qk() + mask_op("u", "s", CAUSAL) + map_op("p", ["u"], SIGMOID) + cast("pc", "p") + gemm_pv(), [O]),
-    "causal sigmoid behind exp": function(gemm_qk() + mask_op("u", "s", CAUSAL) + map_op("t", ["u"], EXP) + map_op("p", ["t"], SIGMOID) + cast("pc", "p")
-                                          + gemm_pv(), [O]),
+    "causal sigmoid behind exp": function(
+        gemm_qk() + mask_op("u", "s", CAUSAL) + map_op("t", ["u"], EXP) + map_op("p", ["t"], SIGMOID) + cast("pc", "p") + gemm_pv(), [O]
+    ),
     "retention": function(gemm_qk() + map_op("p", ["s"], DECAY) + cast("pc", "p") + gemm_pv(), [O]),
     "inverse": function(gemm_qk() + map_op("p", ["s"], INVERSE) + cast("pc", "p") + gemm_pv(), [O]),
     "two gemms": function(gemm_qk() + cast("pc", "s") + gemm_pv(), [O]),
-    "dropout of P": function(gemm_qk() + mask_op("u", "s", CAUSAL) + softmax() + map_op("t", ["p"], DROP) + cast("pc", "t") + gemm_pv(), [O, LSE]),
+    "dropout of P": function(
+        gemm_qk() + mask_op("u", "s", CAUSAL) + softmax() + map_op("t", ["p"], DROP) + cast("pc", "t") + gemm_pv(), [O, LSE]
+    ),
     "row sums": function(
-        gemm_qk() + map_op("p", ["s"], DECAY) + '  %n = "attn.reduce"(%p) {kind = "sum"} : (tensor<?x?xf32>) -> tensor<?xf32>\n'
-        + '  %top = "attn.reduce"(%s) {kind = "max"} : (tensor<?x?xf32>) -> tensor<?xf32>\n' + cast("pc", "p") + gemm_pv("z")
+        gemm_qk()
+        + map_op("p", ["s"], DECAY)
+        + '  %n = "attn.reduce"(%p) {kind = "sum"} : (tensor<?x?xf32>) -> tensor<?xf32>\n'
+        + '  %top = "attn.reduce"(%s) {kind = "max"} : (tensor<?x?xf32>) -> tensor<?xf32>\n'
+        + cast("pc", "p")
+        + gemm_pv("z")
         + map_op("o", ["z", "n"], "\n    %y = arith.divf %xz, %xn : f32", shapes=("?x16", "?")),
-        [O, ("n", "tensor<?xf32>", "m"), ("top", "tensor<?xf32>", "m")], align="top_left"),
-    "row sums of P": function(gemm_qk() + mask_op("u", "s", CAUSAL) + softmax() + map_op("t", ["p"], DROP)
-                              + '  %n = "attn.reduce"(%t) {kind = "sum"} : (tensor<?x?xf32>) -> tensor<?xf32>\n', [("n", "tensor<?xf32>", "m")]),
+        [O, ("n", "tensor<?xf32>", "m"), ("top", "tensor<?xf32>", "m")],
+        align="top_left",
+    ),
+    "row sums of P": function(
+        gemm_qk()
+        + mask_op("u", "s", CAUSAL)
+        + softmax()
+        + map_op("t", ["p"], DROP)
+        + '  %n = "attn.reduce"(%t) {kind = "sum"} : (tensor<?x?xf32>) -> tensor<?xf32>\n',
+        [("n", "tensor<?xf32>", "m")],
+    ),
     "output scaled by lse": function(
-        gemm_qk() + mask_op("u", "s", CAUSAL) + softmax() + cast("pc", "p") + gemm_pv("z")
-        + map_op("o", ["z", "lse"], "\n    %e = math.tanh %xlse : f32\n    %y = arith.mulf %xz, %e : f32", shapes=("?x16", "?")), [O, LSE]),
+        gemm_qk()
+        + mask_op("u", "s", CAUSAL)
+        + softmax()
+        + cast("pc", "p")
+        + gemm_pv("z")
+        + map_op("o", ["z", "lse"], "\n    %e = math.tanh %xlse : f32\n    %y = arith.mulf %xz, %e : f32", shapes=("?x16", "?")),
+        [O, LSE],
+    ),
     "norm of the output": function(
-        gemm_qk(d=24) + softmax(x="s") + cast("pc", "p") + gemm_pv("z", dv=24)
-        + map_op("sq", ["z"], "\n    %one = arith.constant 1.0 : f32\n    %w = arith.mulf %x, %x : f32\n    %y = arith.addf %w, %one : f32", shapes=("?x24",))
+        gemm_qk(d=24)
+        + softmax(x="s")
+        + cast("pc", "p")
+        + gemm_pv("z", dv=24)
+        + map_op(
+            "sq",
+            ["z"],
+            "\n    %one = arith.constant 1.0 : f32\n    %w = arith.mulf %x, %x : f32\n    %y = arith.addf %w, %one : f32",
+            shapes=("?x24",),
+        )
         + '  %n = "attn.reduce"(%sq) {kind = "sum"} : (tensor<?x24xf32>) -> tensor<?xf32>\n'
         + '  %top = "attn.reduce"(%z) {kind = "max"} : (tensor<?x24xf32>) -> tensor<?xf32>\n'
         + map_op("o", ["z", "n"], "\n    %w = math.rsqrt %xn : f32\n    %y = arith.mulf %xz, %w : f32", shapes=("?x24", "?")),
-        [("o", "tensor<?x24xf32>", "m dv"), ("top", "tensor<?xf32>", "m")], d=24, dv=24),
+        [("o", "tensor<?x24xf32>", "m dv"), ("top", "tensor<?xf32>", "m")],
+        d=24,
+        dv=24,
+    ),
     "bias tensor": function(
-        gemm_qk() + map_op("t", ["s", "bias"], "\n    %y = arith.addf %xs, %xbias : f32", shapes=("?x?", "?x?")) + softmax(x="t") + cast("pc", "p") + gemm_pv(),
-        [O, LSE], arguments=(argument("bias", "tensor<?x?xf32>", "hq", "m n"),)),
+        gemm_qk()
+        + map_op("t", ["s", "bias"], "\n    %y = arith.addf %xs, %xbias : f32", shapes=("?x?", "?x?"))
+        + softmax(x="t")
+        + cast("pc", "p")
+        + gemm_pv(),
+        [O, LSE],
+        arguments=(argument("bias", "tensor<?x?xf32>", "hq", "m n"),),
+    ),
     "bias of rows and columns": function(
-        gemm_qk() + map_op("t", ["s", "rb", "cb"], "\n    %z = arith.addf %xs, %xrb : f32\n    %y = arith.addf %z, %xcb : f32", shapes=("?x?", "?", "?"))
-        + mask_op("u", "t", CAUSAL) + softmax() + cast("pc", "p") + gemm_pv(),
-        [O, LSE], arguments=(argument("rb", "tensor<?xf32>", "b hq", "m"), argument("cb", "tensor<?xf32>", "b", "n"))),
-    "scale read from memory": attention(score="""
+        gemm_qk()
+        + map_op(
+            "t", ["s", "rb", "cb"], "\n    %z = arith.addf %xs, %xrb : f32\n    %y = arith.addf %z, %xcb : f32", shapes=("?x?", "?", "?")
+        )
+        + mask_op("u", "t", CAUSAL)
+        + softmax()
+        + cast("pc", "p")
+        + gemm_pv(),
+        [O, LSE],
+        arguments=(argument("rb", "tensor<?xf32>", "b hq", "m"), argument("cb", "tensor<?xf32>", "b", "n")),
+    ),
+    "scale read from memory": attention(
+        score="""
     %c = "attn.load"(%tau, %h) : (tensor<?xf32>, index) -> f32
-    %y = arith.mulf %x, %c : f32""", arguments=(argument("tau", "tensor<?xf32>", "", "hq_table"),)),
-    "sizes in a region": attention(score="""
+    %y = arith.mulf %x, %c : f32""",
+        arguments=(argument("tau", "tensor<?xf32>", "", "hq_table"),),
+    ),
+    "sizes in a region": attention(
+        score="""
     %n = "attn.size"() {dim = "n"} : () -> index
     %rest = arith.subi %n, %j : index
     %r32 = arith.index_cast %rest : index to i32
     %rf = arith.sitofp %r32 : i32 to f32
     %c = arith.constant 0.01 : f32
     %z = arith.mulf %rf, %c : f32
-    %y = arith.addf %x, %z : f32"""),
-    "a branch in a region": attention(score="""
+    %y = arith.addf %x, %z : f32"""
+    ),
+    "a branch in a region": attention(
+        score="""
     %near = arith.cmpi sle, %i, %j : index
     %y = scf.if %near -> (f32) {
       %t = "attn.load"(%tau, %h) : (tensor<?xf32>, index) -> f32
@@ -176,7 +261,9 @@ VARIANTS = {
       scf.yield %w : f32
     } else {
       scf.yield %x : f32
-    }""", arguments=(argument("tau", "tensor<?xf32>", "", "hq_table"),)),
+    }""",
+        arguments=(argument("tau", "tensor<?xf32>", "", "hq_table"),),
+    ),
     "keys as values": function(gemm_qk() + softmax(x="s") + cast("pc", "p") + gemm_pv(v="k"), [("o", "tensor<?x16xf32>", "m d"), LSE]),
     "heads of keys only": attention(mask=CAUSAL, kv="b hq"),
     "keys for the whole batch": attention(mask=CAUSAL, kv="hkv"),
@@ -224,3 +311,20 @@ def test_scale_is_the_softmaxs():
     check_same(scaled, TO_TILE, sizes)
     inputs = programs.make_inputs(scaled, sizes)
     assert programs.difference(programs.run_attn(attention(score=SCALED), inputs), programs.run_tile(scaled, TO_TILE, inputs)) < 2e-6
+
+
+def test_every_operation_has_a_place_in_the_file():
+    text = attention(mask=CAUSAL)
+    printed = print_module(programs.lower(text, BANDED))
+    assert "loc(unknown)" not in printed
+    lines = text.splitlines()
+    for name, source in (
+        ('"tile.rescale_factor"', "attn.softmax"),
+        ('kind = "max"', "attn.softmax"),
+        ('"tile.store"', "return"),
+        ("{transpose_b", "transpose_b"),
+    ):
+        line = next(line for line in printed.splitlines() if name in line)
+        alias = re.search(r"loc\((#loc\d+)\)", line)[1]
+        number = int(re.search(rf'^{alias} = loc\("test.mlir":(\d+):', printed, re.MULTILINE)[1])
+        assert source in lines[number - 1]
