@@ -323,7 +323,7 @@ def minimum_ii(graph: Graph, stages: Sequence[int] | None = None, *, pinned_orde
     root = _tighten(times, constraints, _busiest(graph), at_most=at_most)
     if root is None:
         raise Unschedulable(_circle(graph))
-    pairs = _sharing(graph)
+    pairs = sorted(_sharing(graph), key=lambda pair: -_weight(graph, *pair))
     best, decided, stack = None, 0, [(constraints, root)]
     while stack:
         constraints, (ii, found) = stack.pop()
@@ -363,6 +363,13 @@ def _share(graph: Graph, a: int, b: int) -> tuple[bool, bool]:
     """Whether they share the stream, and the unit."""
     one, other = graph.ops[a], graph.ops[b]
     return one.stream == other.stream, one.asynchronous and one.unit == other.unit
+
+
+def _weight(graph: Graph, a: int, b: int) -> int:
+    """What a collision costs at least: to decide the heaviest first raises bounds soonest."""
+    stream, unit = _share(graph, a, b)
+    one, other = graph.ops[a], graph.ops[b]
+    return max(min(one.issue, other.issue) if stream else 0, min(one.duration, other.duration) if unit else 0)
 
 
 def _collision(graph: Graph, times: _Times, found: list[int], ii: int, a: int, b: int):
