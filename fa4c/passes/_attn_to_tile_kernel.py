@@ -15,7 +15,7 @@ from ._attn_to_tile_shape import Shape
 from ._tile_map import emit_map
 
 _LOG2_E, _LN_2 = math.log2(math.e), math.log(2)
-_SLT, _SGT = arith.CmpIPredicate.slt, arith.CmpIPredicate.sgt
+_SLT, _SGT, _SGE = arith.CmpIPredicate.slt, arith.CmpIPredicate.sgt, arith.CmpIPredicate.sge
 _OEQ = arith.CmpFPredicate.OEQ
 
 
@@ -143,8 +143,8 @@ class Kernel:
         """`fill` for keys past the end; only the block that holds the end pays for it."""
 
         def body(x, row, column):
-            key = arith.addi(self._column0, column)
-            return arith.select(arith.cmpi(_SLT, key, self.frame.size("n")), x, _f32(fill))
+            limit = arith.subi(self.frame.size("n"), self._column0)
+            return arith.select(arith.cmpi(_SLT, column, limit), x, _f32(fill))
 
         return emit_map([tile], tile.type, body, cond=self._tail_flag())
 
@@ -178,6 +178,8 @@ class Kernel:
         scores = self.values[op.scores]
 
         def body(x, row, column):
+            if position in self._bounds and _is_interval(op):
+                return arith.select(self._inside_interval(position, op, row, column), x, _f32(-math.inf))
             key = arith.addi(self._column0, column)
             (seen,) = self.frame.inline(op.predicate.blocks[0], self._indices(op.predicate.blocks[0], 0, row, column, key))
             there = arith.cmpi(_SLT, key, self.frame.size("n"))
@@ -185,6 +187,15 @@ class Kernel:
 
         cond = self._partial_flag(position) if position in self._bounds else None
         self.values[op.out] = emit_map([scores], scores.type, body, cond=cond)
+
+    def _inside_interval(self, position: int, op, row, column):
+        """Whether the row sees the key, by its bounds: limits that depend on the row only, so that each element costs one comparison a bound."""
+        yielded = self.frame.inline(op.bounds.blocks[0], self._indices(op.bounds.blocks[0], 0, row, column))
+        limit = arith.subi(arith.minsi(yielded[HI], self.frame.size("n")), self._column0)
+        seen = arith.cmpi(_SLT, column, limit)
+        if self._bounds[position][LO] == self.frame.index(0):
+            return seen  # no key lies before 0
+        return arith.andi(seen, arith.cmpi(_SGE, column, arith.subi(yielded[LO], self._column0)))
 
     def block_softmax(self, position: int, op) -> None:
         """One step of the online softmax; everything relative to the maximum so far, in units of the unscaled input."""
@@ -386,6 +397,12 @@ _AFTER = {
 # -- tiles and scalars -----------------------------------------------------------------------------------
 
 
+def _is_interval(op) -> bool:
+    """Whether the bounds say it all: what may be seen is what is surely seen."""
+    lo, hi, full_lo, full_hi = list(op.bounds.blocks[0].operations)[-1].operation.operands
+    return lo == full_lo and hi == full_hi
+
+
 def _times(x, factor, row, column):
     return arith.mulf(x, factor)
 
@@ -399,11 +416,11 @@ def _cast(tile, element):
 def _convert(x, element):
     if x.type == element:
         return x
-    return arith.truncf(element, x) if element.width < x.type.width else _widen(x, element)
-
-
-def _widen(x, element):
-    return arith.extf(element, x)
+    if element.width > x.type.width:
+        return arith.extf(element, x)
+    if element.width == x.type.width:  # bf16 and f16
+        x = arith.extf(ir.F32Type.get(), x)
+    return arith.truncf(element, x)
 
 
 def _splat(shape, value: float):
