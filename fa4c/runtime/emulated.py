@@ -28,7 +28,12 @@ def available() -> bool:
 
 def run(artifact, given: dict[str, torch.Tensor], wanted, **options) -> dict[str, torch.Tensor]:
     """{output: tensor}. Raises `BackendError` if the emulator reports a hazard; `options` as in `run_reported`."""
-    outputs, reports = run_reported(artifact, given, wanted, **options)
+    from .emulator import EmulatorError
+
+    try:
+        outputs, reports = run_reported(artifact, given, wanted, **options)
+    except EmulatorError as error:
+        raise BackendError(error.what, where=error.where, why=error.why, fix=error.fix) from error
     bad = next((r for r in reports if not r.ok), None)
     if bad is not None:
         raise BackendError(

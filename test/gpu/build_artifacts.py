@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Compile what `run_gpu.py` runs: each example in both dtypes, and causal, full and softcap for all head dims. Needs no GPU.
 
-build_artifacts.py DIR [--target sm_90a] [--only causal] [--jobs 2] [--core]     --core: causal and full in bf16 at the sizes that --time measures
+    build_artifacts.py DIR [--target sm_90a] [--only causal] [--jobs 2] [--core]
+
+`--core`: only causal and full in bf16, whose speed `run_gpu.py --time` measures.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -85,8 +86,8 @@ def run_child(args, files, deadline):
             size = log.stat().st_size
             if size != seen:
                 seen, last = size, time.time()
-            elif time.time() - last > args.stall:
-                reason = f"no progress for {args.stall:.0f} s: the kernel hangs"
+            elif time.time() - last > (args.stall if seen else max(args.stall, 180)):  # the first line waits for torch and the driver
+                reason = f"no progress for {time.time() - last:.0f} s: the kernel hangs"
             if time.time() > deadline:
                 reason = "not finished: the budget was used up"
             if reason:
@@ -152,6 +153,8 @@ def checks(artifact, wanted: str, start):
     if cases.DEVICE != "cuda":
         return
     for check in behaviours.CHECKS:
+        if check is behaviours.jit and (artifact.name != "causal" or artifact.manifest["dtype"] != "bf16"):
+            continue  # the driver compiles for a second or more: enough for one variant of each head dim
         if chosen(check.__name__, wanted):
             start(check.__name__)
             try:
@@ -249,7 +252,9 @@ def describe_machine() -> dict:
 
 
 def write_result(args, machine, rows) -> None:
-    commit = args.commit or subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
+    commit = args.commit
+    if not commit and shutil.which("git"):
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
     machine = {k: v for k, v in (machine or {}).items() if k != "kind"}
     text = json.dumps(dict(machine=machine, commit=commit or None, rows=rows), indent=0)
     temporary = args.out + ".tmp"
