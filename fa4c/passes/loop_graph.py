@@ -62,8 +62,7 @@ class LoopGraph:
 def build(loop, target) -> LoopGraph:
     body = _Body(loop)
     costs = [cost(op, target) for op in body.ops]
-    graph_ops = [Op(op.operation.name, _stream(op), c.issue, c.unit if c.asynchronous else "", c.clocks if c.asynchronous else 0)
-                 for op, c in zip(body.ops, costs, strict=True)]
+    graph_ops = [_graph_op(op, c) for op, c in zip(body.ops, costs, strict=True)]
     edges = [*_data_edges(body, costs, target), *_effect_edges(body, costs), *_Storage(body, costs, target).edges()]
     stored = [op.target for op in body.ops if isinstance(op, tile.StoreOp)]
     free = frozenset(i for i, op in enumerate(body.ops) if isinstance(op, tile.LoadOp) and op.source not in stored)
@@ -78,6 +77,12 @@ def _strongest(edges: list[Edge]) -> tuple[Edge, ...]:
         if key not in kept or kept[key].latency < e.latency:
             kept[key] = e
     return tuple(kept.values())
+
+
+def _graph_op(op, c: Cost) -> Op:
+    seldom = isinstance(op, tile.MapOp) and op.cond is not None
+    unit, duration = (c.unit, c.clocks) if c.asynchronous else ("", 0)
+    return Op(op.operation.name, _stream(op), c.issue, unit, duration, seldom)
 
 
 def _stream(op) -> str:

@@ -22,13 +22,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Op:
-    """Clocks on the issuing stream and, if asynchronous, on the unit that does the work."""
+    """Clocks on the issuing stream and, if asynchronous, on the unit that does the work. `seldom`: it stands under a condition."""
 
     name: str
     stream: str
     issue: int
     unit: str = ""
     duration: int = 0
+    seldom: bool = False
 
     @property
     def asynchronous(self) -> bool:
@@ -412,7 +413,8 @@ def step_order(graph: Graph, stages: Sequence[int], ii: int, *, pinned_order: Se
 
     Asynchronous operations come as early as their operands allow, the one with the most work behind it first. Synchronous ones
     follow in the order of what they wait for: units finish in the order of issue, so what needs an early result goes before what
-    needs a late one. Ties keep the order of `graph.ops`. Backtracks where this would miss `ii`.
+    needs a late one. Of those that wait for the same, one that always runs goes first, so that the wait stands under no condition.
+    Ties keep the order of `graph.ops`. Backtracks where this would miss `ii`.
     """
     search = _OrderSearch(graph, stages, ii, pinned_order, limit)
     found = search.extend([], _base(graph, stages), [0] * _Times(graph).count)
@@ -453,8 +455,8 @@ class _OrderSearch:
 
     def rank(self, i: int, placed: list[int]):
         if self.graph.ops[i].asynchronous:
-            return 0, -self.height(i), i
-        return 1, self.awaited(i, placed), i
+            return 0, -self.height(i), False, i
+        return 1, self.awaited(i, placed), self.graph.ops[i].seldom, i
 
     def height(self, i: int) -> int:
         """The longest chain of clocks from here to the end of the step."""
