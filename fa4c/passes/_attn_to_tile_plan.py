@@ -216,14 +216,6 @@ def _final_map(plan: Plan, op, dims) -> None:
             why=f"{_NOWHERE}: maps are over m x n while keys are visited, or over m or m x dv after that",
             fix="compute it outside and pass the result as an argument",
         )
-    for number, value in enumerate(op.inputs):
-        if plan.dims_of(value)[0] != ROWS:
-            raise op_diagnostic(
-                op,
-                f"has input {number} of dimensions {' x '.join(plan.dims_of(value))}",
-                why="after the last block only rows are left",
-                fix='read it with "attn.load"',
-            )
     plan.kinds[op.out] = Final()
 
 
@@ -320,6 +312,13 @@ def _refuse_packed(function, facts: FunctionFacts) -> None:
 
 def _check_results(plan: Plan) -> None:
     returned = plan.operations[-1]
+    if not plan.sinks:
+        raise op_diagnostic(
+            returned,
+            "returns nothing that was accumulated over keys",
+            why=f"{_NOWHERE}, and this function needs none",
+            fix="write a function with a GEMM, a softmax or a reduction over n",
+        )
     for value, result in zip(returned.operands, plan.facts.results, strict=True):
         if not plan.is_final(value):
             what = "its argument" if value in plan.tensors else f"{' x '.join(plan.dims_of(value))} values"

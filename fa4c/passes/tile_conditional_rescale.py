@@ -6,6 +6,7 @@ old one stays unless the new one exceeds it by a factor of 2**threshold_log2 in 
 instead of 1, which f32 and bf16 hold as well and fp16 (65504) easily. At 8 that skips 64 multiplications a thread and block at head dim
 128, 13 % of the loop's instructions, in all but the first blocks.
 
+All other readers of the new maximum get the chosen one instead: it must be an offset of exponentials and nothing else.
 The vote is over a warp's rows, so that skipping is a uniform branch. Partial row sums are one number a thread and row: multiplying them is
 cheaper than branching, they keep their multiplication (by 1 where nothing grew).
 
@@ -15,7 +16,7 @@ After:   %grew = "tile.map"(%m1, %m0) ({ (m1 - m0) * scale_log2 > 8 })      %vot
          %f = "tile.rescale_factor"(%m0, %m) {scale_log2 = ...}       %or = "tile.map"(%o0, %f, %vote) ({ mulf })
 """
 
-from ..ir.diagnostics import Diagnostic
+from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import arith, ir
 from ..ir.tile import MapOp, MmaOp, RescaleFactorOp, VoteAnyOp, tile_type
 from ._tile_map import emit_map, operations_in
@@ -38,8 +39,15 @@ def tile_conditional_rescale(module: ir.Module, *, threshold_log2: float = 8.0) 
 
 def _make_conditional(factor: RescaleFactorOp, threshold: float) -> None:
     old, new = factor.old, factor.new
-    if isinstance(new.owner, ir.Block):
-        return  # both come from elsewhere: nothing here computes a new maximum
+    if isinstance(new.owner, ir.Block) or not _stands_before(old, new.owner):
+        return  # nothing here makes a new maximum out of the old one
+    if "order" in factor.attributes:
+        raise op_diagnostic(
+            factor,
+            "has its place in a schedule already",
+            why="operations without order cannot stand between those with one",
+            fix="run tile-conditional-rescale before tile-pipeline",
+        )
     readers = [use.owner for use in new.uses]
     with ir.InsertionPoint.after(new.owner), factor.location:
         vote = _vote(old, new, factor.scale_log2.value, threshold)
@@ -51,6 +59,14 @@ def _make_conditional(factor: RescaleFactorOp, threshold: float) -> None:
     for use in list(factor.out.uses):
         if _scales_accumulator(use.owner, factor.out):
             _add_condition(use.owner.opview, vote, factor)
+
+
+def _stands_before(value, operation) -> bool:
+    """Whether a value is there when `operation`, whose result meets it in one operation, runs."""
+    if isinstance(value.owner, ir.Block):
+        return True
+    owner, operation = value.owner.operation, operation.operation
+    return owner.block != operation.block or owner.is_before_in_block(operation)
 
 
 def _vote(old, new, scale_log2: float, threshold: float):

@@ -215,6 +215,30 @@ VARIANTS = {
         d=24,
         dv=24,
     ),
+    "gain of the output": function(
+        gemm_qk()
+        + softmax(x="s")
+        + cast("pc", "p")
+        + gemm_pv("z")
+        + map_op(
+            "o",
+            ["z", "gain", "gate"],
+            "\n    %w = arith.mulf %xz, %xgain : f32\n    %y = arith.mulf %w, %xgate : f32",
+            shapes=("?x16", "16", "?x16"),
+        ),
+        [O],
+        arguments=(argument("gain", "tensor<16xf32>", "hq", "dv"), argument("gate", "tensor<?x16xf32>", "b hq", "m dv")),
+    ),
+    "other dtypes": function(
+        gemm_qk()
+        + cast("h", "s", dtype="f16")
+        + '  %sb = "attn.cast"(%h) : (tensor<?x?xf16>) -> tensor<?x?xbf16>\n'
+        + '  %t = "attn.cast"(%sb) : (tensor<?x?xbf16>) -> tensor<?x?xf32>\n'
+        + softmax(x="t")
+        + cast("pc", "p")
+        + gemm_pv(),
+        [O, LSE],
+    ),
     "bias tensor": function(
         gemm_qk()
         + map_op("t", ["s", "bias"], "\n    %y = arith.addf %xs, %xbias : f32", shapes=("?x?", "?x?"))

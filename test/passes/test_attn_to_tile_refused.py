@@ -185,6 +185,15 @@ REFUSED = {
     "head dim 264": (attention(d=264), 3, "'attn.gemm' has head dim 264 (d of q)"),
     "head dim of V": (attention(dv=100), 12, "'attn.gemm' has head dim 100 (dv of v)"),
     "a dynamic head dim": (SOFTMAX_OF_E, 3, "'attn.gemm' has a of dimensions m x e with sizes [None, None]"),
+    "no keys": (
+        function(
+            map_op("t", ["row"], "\n    %y = arith.negf %x : f32", shapes=("?",)),
+            [("t", "tensor<?xf32>", "m")],
+            arguments=(argument("row", "tensor<?xf32>", "b hq", "m"),),
+        ),
+        8,
+        "'func.return' returns nothing that was accumulated over keys",
+    ),
     "packed lengths": (
         function(
             SOFTMAX,

@@ -84,3 +84,23 @@ def spoil_accumulator_map(text: str) -> str:
 def test_refuses(threshold):
     with pytest.raises(Diagnostic, match="out of range"):
         programs.lower(attention(), pipeline(threshold))
+
+
+def test_refuses_a_scheduled_loop():
+    text = print_module(programs.lower(attention(), f"{TO_TILE},tile-pipeline"))
+    with pytest.raises(Diagnostic, match="'tile.rescale_factor' has its place in a schedule already"):
+        programs.lower(text, "tile-conditional-rescale")
+    programs.lower(attention(), f"{pipeline(8)},tile-pipeline")
+
+
+def test_an_old_maximum_that_comes_later_is_left_alone():
+    text = """!row = tensor<64xf32, #tile.reg>
+    module {
+      "tile.kernel"() ({
+        %s = "tile.splat"() {value = 1.0 : f32} : () -> tensor<64x16xf32, #tile.reg>
+        %new = "tile.reduce"(%s) {kind = "max"} : (tensor<64x16xf32, #tile.reg>) -> !row
+        %old = "tile.splat"() {value = 0.0 : f32} : () -> !row
+        %f = "tile.rescale_factor"(%old, %new) {scale_log2 = 1.0 : f32} : (!row, !row) -> !row
+      }) {sym_name = "k"} : () -> ()
+    }"""
+    assert "vote_any" not in print_module(programs.lower(text, "tile-conditional-rescale"))
