@@ -413,7 +413,8 @@ def step_order(graph: Graph, stages: Sequence[int], ii: int, *, pinned_order: Se
 
     Asynchronous operations come as early as their operands allow, the one with the most work behind it first. Synchronous ones
     follow in the order of what they wait for: units finish in the order of issue, so what needs an early result goes before what
-    needs a late one. Of those that wait for the same, one that always runs goes first, so that the wait stands under no condition.
+    needs a late one. Of those that wait for the same, one under a condition goes first: ptxas moves a wait up to the start of its
+    basic block, and only one that stands in a branch stays behind the elementwise work that is meant to run under the MMA (seen in SASS).
     Ties keep the order of `graph.ops`. Backtracks where this would miss `ii`.
     """
     search = _OrderSearch(graph, stages, ii, pinned_order, limit)
@@ -456,7 +457,7 @@ class _OrderSearch:
     def rank(self, i: int, placed: list[int]):
         if self.graph.ops[i].asynchronous:
             return 0, -self.height(i), False, i
-        return 1, self.awaited(i, placed), self.graph.ops[i].seldom, i
+        return 1, self.awaited(i, placed), not self.graph.ops[i].seldom, i
 
     def height(self, i: int) -> int:
         """The longest chain of clocks from here to the end of the step."""

@@ -39,11 +39,18 @@ def warp_insert_barriers(module: ir.Module) -> None:
 
 @dataclass
 class _Ring:
-    """A buffer filled by TMA, its pipeline, and whether its slots are used more than once."""
+    """A buffer filled by TMA, its pipeline, and in how many nested loops (or guards of a loop's prologue and epilogue) it is filled.
+
+    One slot is filled, and read, in one execution of a block at that level; at level 0 only once.
+    """
 
     buffer: object
-    reused: bool
+    level: int
     pipe: object = None
+
+    @property
+    def reused(self) -> bool:
+        return self.level > 0
 
 
 class _Kernel:
@@ -75,11 +82,10 @@ class _Kernel:
         for role in self.roles:
             for op in _walk(role.body.blocks[0]):
                 if isinstance(op, warp.TmaLoadOp):
-                    inside = op.operation.parent.name != "warp.role"
-                    if op.buffer in rings or inside:
-                        rings[op.buffer] = _Ring(op.buffer, reused=True)
-                    else:
-                        rings[op.buffer] = _Ring(op.buffer, reused=False)
+                    level = _level(op)
+                    if op.buffer in rings and (rings[op.buffer].level != level or level == 0):
+                        raise op_diagnostic(op, "fills a buffer that another load fills in another loop", why="the slots of a buffer are filled one by one, in one loop")
+                    rings[op.buffer] = _Ring(op.buffer, level)
         return rings
 
     def _make_pipelines(self, rings, readers) -> None:
@@ -145,48 +151,55 @@ class _Consumer:
         self.kernel, self.role, self.rings = kernel, role, rings
         self.states, self.waited, self.in_flight = {}, set(), []
         self.written = set()  # buffers that this role's threads wrote
+        self.stored = False  # whether TMA stores of this role may be under way
 
     def run(self) -> None:
         block = self.role.body.blocks[0]
-        operations = list(block.operations)
         with ir.InsertionPoint.at_block_begin(block):
             for buffer, ring in self.rings.items():
                 self.states[buffer] = warp.StateOp(pipe=ring.pipe, phase=_i64(0), out=_place(), loc=self.role.location).out
-        for op in operations:
-            self._wait_for_single_loads(op)
-            self._visit(op)
+        self._visit_block(block, 0)
         with ir.InsertionPoint(block):
-            self._retire(len(self.in_flight), self.role.location)
+            if self.stored:
+                self._wait_for_stores(self.role.location)
 
-    def _wait_for_single_loads(self, op) -> None:
-        """Before the top-level operation in which a buffer that is loaded once is first read, so that the wait dominates all reads."""
-        for inner in [op, *_walk_op(op)]:
-            for buffer in _buffers_read(inner):
-                if buffer in self.rings and not self.rings[buffer].reused and buffer not in self.waited:
-                    self.waited.add(buffer)
-                    with ir.InsertionPoint(op):
-                        warp.WaitOp(state=self.states[buffer], loc=inner.location)
-
-    def _visit_block(self, block) -> None:
-        for op in list(block.operations):
+    def _visit_block(self, block, level: int) -> None:
+        """Slots filled once in this block are waited for before the first operation that reads them, and released after the last."""
+        operations = list(block.operations)
+        reads = [[b for b in _buffers_read_within(op) if b in self.rings and self.rings[b].level == level] for op in operations]
+        for number, op in enumerate(operations):
             if op.operation.name == "scf.yield":
                 with ir.InsertionPoint(op):
                     self._retire(len(self.in_flight), op.location)
-            else:
-                self._visit(op)
+                return
+            last = [b for b in reads[number] if not any(b in later for later in reads[number + 1:])]
+            before = operations[number - 1] if number and isinstance(operations[number - 1], warp.TurnTakeOp) else op
+            with ir.InsertionPoint(before):
+                for buffer in reads[number]:
+                    if buffer not in self.waited:
+                        self.waited.add(buffer)
+                        warp.WaitOp(state=self.states[buffer], loc=op.location)
+            after = operations[number + 1] if number + 1 < len(operations) else None
+            nested = op.operation.name in _CONTROL
+            self._visit(op, level, last)
+            if nested and last:  # nothing is in flight behind it
+                with ir.InsertionPoint(after) if after is not None else ir.InsertionPoint(block):
+                    self._release(last, after.location if after is not None else self.role.location)
+        with ir.InsertionPoint(block):
+            self._retire(len(self.in_flight), self.role.location)
 
-    def _visit(self, op) -> None:
+    def _visit(self, op, level: int, last: list) -> None:
         name = op.operation.name
         if name in _CONTROL:
             with ir.InsertionPoint(op):
                 self._retire(len(self.in_flight), op.location)
             for region in op.operation.regions:
                 for block in region.blocks:
-                    self._visit_block(block)
+                    self._visit_block(block, level + 1)
         elif isinstance(op, warp.WhenOp):
             self._when(op)
         elif isinstance(op, warp.WgmmaOp):
-            self._wgmma(op)
+            self._wgmma(op, last)
         elif isinstance(op, warp.StoreSharedOp):
             self._touch(op, reads={op.source}, writes=set())
             self._store_shared(op)
@@ -222,17 +235,9 @@ class _Consumer:
         for group in self.in_flight:
             group.covers_work = True
 
-    def _wgmma(self, op) -> None:
-        buffers = _buffers_read(op)
+    def _wgmma(self, op, last: list) -> None:
         a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
         self._conflict(op, lambda g: bool(g.writes & a_fragment or op.acc in g.reads))
-        before = _previous(op)
-        with ir.InsertionPoint(before if isinstance(before, warp.TurnTakeOp) else op):
-            for buffer in buffers:
-                if buffer in self.rings and buffer not in self.waited:
-                    self.waited.add(buffer)
-                    warp.WaitOp(state=self.states[buffer], loc=op.location)
-        last = [b for b in buffers if b in self.rings and self.rings[b].reused and not _read_later(op, b)]
         with ir.InsertionPoint(op), op.location:
             warp.WgmmaFenceOp()
             warp.WgmmaOp(acc=op.acc, a=op.a, b=op.b, a_state=self.states.get(op.a), b_state=self.states.get(op.b),
@@ -260,30 +265,45 @@ class _Consumer:
         done, self.in_flight = self.in_flight[:count], self.in_flight[count:]
         warp.WgmmaWaitOp(pending=_i64(len(self.in_flight)), loc=loc)
         for group in done:
-            for buffer in group.releases:
+            self._release(group.releases, loc)
+
+    def _release(self, buffers, loc) -> None:
+        for buffer in buffers:
+            if self.rings[buffer].reused:
                 warp.ReleaseOp(state=self.states[buffer], loc=loc)
                 warp.AdvanceOp(state=self.states[buffer], loc=loc)
                 self.waited.discard(buffer)
 
     def _store_shared(self, op) -> None:
         self.written.add(op.buffer)
-        if any(_overlap(op.buffer, other) for other in self.rings):
-            with ir.InsertionPoint(op), op.location:
+        with ir.InsertionPoint(op), op.location:
+            if any(_overlap(op.buffer, other) for other in self.rings):
                 self._retire(len(self.in_flight), op.location)
                 warp.BarrierOp(id=_i64(self.kernel.take_ids(op, 1)), scope=ir.StringAttr.get("role"))
+            if _level(op):  # the last iteration's store may still read the buffer
+                self._wait_for_stores(op.location)
+                self._warpgroup_barrier(op)
+
+    def _wait_for_stores(self, loc) -> None:
+        elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"), loc=loc)
+        with ir.InsertionPoint(elect.body.blocks.append()):
+            warp.StoreWaitOp(pending=_i64(0), loc=loc)
+
+    def _warpgroup_barrier(self, op) -> None:
+        warp.BarrierOp(id=_i64(self.kernel.take_ids(op, self.role.active.value // 4)), scope=ir.StringAttr.get("warpgroup"))
 
     def _tma_store(self, op) -> None:
         if op.buffer not in self.written:
             raise op_diagnostic(op, "stores a buffer that its role did not write", why="the order of two asynchronous copies is not known here",
                                 fix="read the tile into registers and write it back")
+        self.stored = True
         with ir.InsertionPoint(op), op.location:
             warp.FenceAsyncOp()
-            warp.BarrierOp(id=_i64(self.kernel.take_ids(op, self.role.active.value // 4)), scope=ir.StringAttr.get("warpgroup"))
+            self._warpgroup_barrier(op)
             elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"))
             with ir.InsertionPoint(elect.body.blocks.append()):
                 warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row)
                 warp.StoreCommitOp()
-                warp.StoreWaitOp(pending=_i64(0))
         op.operation.erase()
 
 
@@ -298,23 +318,17 @@ def _buffers_read(op) -> list:
     return []
 
 
-def _read_later(op, buffer) -> bool:
-    """Whether a later MMA of the same block reads the same slot."""
-    later = False
-    for other in op.operation.block.operations:
-        if later and buffer in _buffers_read(other):
-            return True
-        later = later or other.operation == op.operation
-    return False
+def _buffers_read_within(op) -> list:
+    return list(dict.fromkeys(b for inner in [op, *_walk_op(op)] for b in _buffers_read(inner)))
 
 
-def _previous(op):
-    before = None
-    for other in op.operation.block.operations:
-        if other.operation == op.operation:
-            return before
-        before = other
-    return before
+def _level(op) -> int:
+    """How many loops and guards enclose an operation of a role."""
+    level, parent = 0, op.operation.parent
+    while parent.name != "warp.role":
+        level += parent.name in _CONTROL
+        parent = parent.parent
+    return level
 
 
 def _overlap(a, b) -> bool:

@@ -27,11 +27,20 @@ def warp_ping_pong(module: ir.Module) -> None:
 
 def _take_turns(role) -> None:
     block = role.body.blocks[0]
-    loops = [op for op in block.operations if op.operation.name == "scf.for"]
-    changed = [loop for loop in loops if _take_turns_in(loop)]
-    if changed:
-        with ir.InsertionPoint(changed[0]):
+    if any([_take_turns_in(loop) for loop in _loops(block)]):
+        with ir.InsertionPoint.at_block_begin(block):
             warp.TurnInitOp(id=_id(), loc=role.location)
+
+
+def _loops(block):
+    """All loops, nested ones first."""
+    for op in block.operations:
+        if op.operation.name in ("scf.for", "scf.if"):
+            for region in op.operation.regions:
+                for inner in region.blocks:
+                    yield from _loops(inner)
+        if op.operation.name == "scf.for":
+            yield op
 
 
 def _take_turns_in(loop) -> bool:
