@@ -154,7 +154,15 @@ def _compile_text(text, filename, target, direction, dtype, head_dim):
             why="this variant is in no cache, so it must be compiled",
             fix="pip install torch-mlir nvidia-cutlass-dsl, or carry a filled FA4C_CACHE_DIR to this machine",
         ) from error
-    return compile_text(text, filename, target=target, direction=direction, dtype=dtype, head_dim=head_dim)
+    try:
+        return compile_text(text, filename, target=target, direction=direction, dtype=dtype, head_dim=head_dim)
+    except Exception as error:
+        if not hasattr(error, "error_diagnostics"):  # a Diagnostic already reads as it should
+            raise
+        from .ir.diagnostics import from_mlir_error
+
+        where, _, what = from_mlir_error(error).partition(": error: ")
+        raise InputError(what, where=where) from None
 
 
 def _first_call(q, k, v, options, score_mod, mask_mod, return_lse, variant, captured, backend, target) -> _Call:

@@ -7,7 +7,7 @@ import torch
 
 import fa4c
 from fa4c.runtime import check, counters, emulated, execute, inputs
-from fa4c.runtime.errors import BackendError
+from fa4c.runtime.errors import BackendError, InputError
 
 pytest.importorskip("torch_mlir")
 pytest.importorskip("cutlass")
@@ -69,3 +69,9 @@ def test_a_launch_that_cannot_start_is_an_error_of_ours(causal):
     given = inputs.make_inputs(causal.semantics, dict(b=1, hq=1, hkv=1, m=20, n=20))
     with pytest.raises(BackendError, match="reqntid"):
         execute.execute(artifact.build(m, causal.members), given)
+
+
+def test_text_that_does_not_verify_is_one_located_error_of_ours():
+    with pytest.raises(InputError, match=r"^<string>:2:\d+: error: 'attn.gemm' needs 2 operands, but has 0\n.*why") as caught:
+        fa4c.compile('func.func @f() {\n "attn.gemm"() : () -> ()\n return\n}\n')
+    assert isinstance(caught.value, ValueError) and "Unable to parse" not in str(caught.value)
