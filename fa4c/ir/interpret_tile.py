@@ -77,17 +77,8 @@ class _Program:
 
     def _kernel(self, launch) -> Kernel:
         name = launch.kernel.value
-        if name not in self._kernel_ops:
-            raise op_diagnostic(launch, f"launches @{name}, but the module has no such kernel",
-                                fix=nearest(name, self._kernel_ops) or "add a 'tile.kernel' of that name")
         if name not in self._kernels:
-            kernel = Kernel(self._kernel_ops[name], self._dtype)
-            takes = [str(argument.type) for argument in kernel.block.arguments]
-            given = [str(value.type) for value in [*launch.tensors, *launch.scalars]]
-            if takes != given:
-                raise op_diagnostic(launch, f"passes ({', '.join(given)}), but @{name} takes ({', '.join(takes)})",
-                                    why="a kernel's arguments are the launch's tensors, then its scalars")
-            self._kernels[name] = kernel
+            self._kernels[name] = Kernel(self._kernel_ops[name], self._dtype)
         return self._kernels[name]
 
 

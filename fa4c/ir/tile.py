@@ -13,8 +13,9 @@ Index arithmetic is upstream `arith`, loops are `scf.for`; both may stand anywhe
 from collections.abc import Sequence
 from typing import Any
 
+from .attn import stray_attribute
 from .base import OptionalAttr, make_operation_base, optional
-from .diagnostics import op_error
+from .diagnostics import nearest, op_error
 from .mlir import ext, ir
 
 
@@ -76,7 +77,11 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait]):
                                 fix='write {name = "q", role = "input", dims = ["b", "m", "hq", "d"]}')
         names = [entry["name"].value for entry in self.tensors]
         twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
-        return twice is None or op_error(self, f"describes two tensors of the name '{twice}'", why="callers pass tensors by name")
+        if twice is not None:
+            return op_error(self, f"describes two tensors of the name '{twice}'", why="callers pass tensors by name")
+        if not any(op.operation.name == "tile.launch" for op in _operations(self.body)):
+            return op_error(self, "launches no kernel", why="nothing would write its outputs", fix='add a "tile.launch"')
+        return _no_stray_attributes(self.body)
 
 
 def _tensor_entry_problem(kind, entry) -> str:
@@ -145,7 +150,25 @@ class LaunchOp(Operation, name="launch"):
         for number, value in enumerate([*self.grid, *self.scalars]):
             if not isinstance(value.type, ir.IndexType):
                 return op_error(self, f"takes sizes of type index, but grid or scalar {number} is {value.type}")
-        return all(_in_space(self, f"tensor {n}", value, "gmem") for n, value in enumerate(self.tensors))
+        return all(_in_space(self, f"tensor {n}", value, "gmem") for n, value in enumerate(self.tensors)) and self._fits_its_kernel()
+
+    def _fits_its_kernel(self) -> bool:
+        module = self.operation.parent and self.operation.parent.operation
+        while module is not None and module.name != "builtin.module":
+            module = module.parent and module.parent.operation
+        if module is None:
+            return True  # under construction
+        kernels = [op for op in _operations(module.regions[0]) if op.operation.name in ("tile.kernel", "warp.kernel")]
+        if not all("sym_name" in op.attributes and len(op.operation.regions) == 1 and len(op.body.blocks) == 1 for op in kernels):
+            return True  # those are verified after this, and say it themselves
+        kernels = {op.sym_name.value: op for op in kernels}
+        name = self.kernel.value
+        if name not in kernels:
+            return op_error(self, f"launches @{name}, but the module has no such kernel", fix=nearest(name, kernels) or "add a 'tile.kernel'")
+        takes = ", ".join(str(argument.type) for argument in kernels[name].body.blocks[0].arguments)
+        given = ", ".join(str(value.type) for value in [*self.tensors, *self.scalars])
+        return takes == given or op_error(self, f"passes ({given}), but @{name} takes ({takes})",
+                                          why="a kernel's arguments are the launch's tensors, then its scalars")
 
 
 # -------------------------------------------------------------------------------------------------------------- kernel
@@ -156,6 +179,11 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
 
     sym_name: ir.StringAttr
     body: ext.Region
+
+    def verify_op(self) -> bool:
+        if not len(self.body.blocks[0].operations):
+            return op_error(self, "has an empty body", why="a kernel that does nothing writes none of its outputs")
+        return _no_stray_attributes(self.body)
 
 
 class ProgramIdOp(Operation, name="program_id", traits=[ext.Pure]):
@@ -444,6 +472,24 @@ def check_yield(op, region, types) -> bool:
         return op_error(op, "has a region that does not end with 'tile.yield'", fix='end it with "tile.yield"(%value) : (...) -> ()')
     got = [value.type for value in last.operands]
     return got == list(types) or op_error(op, f"yields {', '.join(map(str, got)) or 'nothing'}, but needs {', '.join(map(str, types))}")
+
+
+def _operations(region):
+    """All operations in a region, nested ones included."""
+    for block in region.blocks:
+        for op in block.operations:
+            yield op
+            for nested in op.operation.regions:
+                yield from _operations(nested)
+
+
+def _no_stray_attributes(region) -> bool:
+    """Upstream operations let any attribute pass; a misspelled one would be dropped silently further down."""
+    for op in _operations(region):
+        stray = stray_attribute(op)
+        if stray is not None:
+            return op_error(op, f"has no attribute '{stray[0]}'", fix=stray[1])
+    return True
 
 
 def _in_space(op, name, value, *spaces, rank=None) -> bool:

@@ -5,8 +5,11 @@ import pytest
 import tile_programs
 from tile_programs import FA3, attention, attention_inputs, attention_reference, bf16, example
 
+from fa4c.ir.context import new_context
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.interpret_tile import run
+from fa4c.ir.tile import tile_type
+from fa4c.ir.tile_storage import TensorMemory
 
 BLOCKS = [0, 1, 2, 3, 5]
 
@@ -59,6 +62,17 @@ def test_a_right_schedule_computes_the_same_numbers_in_another_order(name):
         in_storage = run(RIGHT_MODULES[name], inputs_of(3), mode="storage", dtype=dtype)
         for output, array in run(RIGHT_MODULES["FA-3"], inputs_of(3), dtype=dtype).items():
             np.testing.assert_array_equal(in_storage[output], array)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_loop_that_runs_again_starts_anew(name):
+    """Each key seen twice: the same O, one more bit in the sum."""
+    schedule, k_buffers, v_buffers = RIGHT[name]
+    module = attention(schedule, k_buffers=k_buffers, v_buffers=v_buffers, again=True)
+    for blocks in (0, 1, 3):
+        got, want = run(module, inputs_of(blocks), mode="storage"), attention_reference(**inputs_of(blocks))
+        np.testing.assert_allclose(got["o"], want["o"], atol=1e-5)
+        np.testing.assert_allclose(got["lse"], want["lse"] + np.log(2), atol=1e-5)
 
 
 def test_kernel_dtypes_are_near_float64():
@@ -270,3 +284,17 @@ def test_a_tile_put_into_shared_memory_has_one_copy(schedule, right):
     module = example("two_gemms.mlir", ("%o1 = ", put), read, schedule=schedule)
     for blocks in (0, 1, 2, 3):
         assert two_gemms_agree(module, blocks) == (right or blocks <= 1)
+
+
+def test_values_of_two_halves_are_none():
+    """A 16-bit tile written over half of each 32-bit value: no such value is left; whole ones are, behind it."""
+    with new_context():
+        memory = TensorMemory()
+        wide = memory.handle(None, tile_type([8, 16], "f32", "tmem<3>"), np.float64)
+        narrow = memory.handle(None, tile_type([8, 3], "bf16", "tmem<5>"), np.float64)
+    wide.write(np.arange(128.0).reshape(8, 16))
+    narrow.write(np.full((8, 3), 7.0))
+    assert (narrow.read(None) == 7).all()
+    np.testing.assert_array_equal(np.isnan(wide.read(None)[0]), [False] * 3 + [True] + [False] * 12)
+    np.testing.assert_array_equal(wide.read(None)[1, :3], [16, 17, 7])
+    np.testing.assert_array_equal(wide.read(None)[:, 4:], np.arange(128.0).reshape(8, 16)[:, 4:])

@@ -1,6 +1,8 @@
 """Every complaint of the tile dialect's verifiers, each with its place; one line of wrong IR a case."""
 
+import fuzz
 import pytest
+from tile_programs import EXAMPLES
 
 from fa4c.ir import tile
 from fa4c.ir.context import new_context, parse_module
@@ -246,6 +248,10 @@ module {
   %r = "tile.splat"() {value = 0.0 : f32} : () -> tensor<64xf32, #tile.reg>
   @OP@
 }) {sym_name = "h", tensors = @TENSORS@} : () -> ()
+"tile.kernel"() ({
+^bb0(%x: !g):
+  %c = arith.constant 1 : index
+}) {sym_name = "k"} : () -> ()
 }
 """
 A, B = '{name = "a", role = "input", dims = ["m", "k"]}', '{name = "b", role = "output", dims = ["m", "k"]}'
@@ -266,6 +272,11 @@ def launch(grid: list[str], tensors: list[str], scalars: list[str], kernel: str 
     (launch(["%one"] * 3, ["%a"], [], ""), "lacks the attribute 'kernel'"),
     (launch(["%one"] * 3, ["%a"], [], 'kernel = "k", '), "has kernel = \"k\", which is no flatsymbolref attribute"),
     (launch(["%one"] * 3, ["%a"], [], "kernel = @k, cluster = 2, "), "has no attribute 'cluster'"),
+    (launch(["%one"] * 3, ["%a"], [], "kernel = @kk, "), "launches @kk, but the module has no such kernel\nnote: fix: did you mean 'k'?"),
+    (launch(["%one"] * 3, ["%a", "%b"], []),
+     "passes (tensor<?x?xbf16, #tile.gmem>, tensor<?x?xbf16, #tile.gmem>), but @k takes (tensor<?x?xbf16"),
+    (launch(["%one"] * 3, ["%a"], ["%one"]),
+     "passes (tensor<?x?xbf16, #tile.gmem>, index), but @k takes (tensor<?x?xbf16, #tile.gmem>)\nnote: why: "),
 ])
 def test_wrong_launches(op, phrase):
     text = complaint(HOST.replace("@OP@", op).replace("@TENSORS@", f"[{A}, {B}]"))
@@ -291,6 +302,31 @@ def test_wrong_launches(op, phrase):
 def test_wrong_descriptions_of_tensors(tensors, phrase):
     text = complaint(HOST.replace("@OP@", "").replace("@TENSORS@", tensors))
     assert text.startswith(f"case.mlir:3:1: error: 'tile.host' {phrase}"), text
+
+
+def test_a_host_launches_and_a_kernel_does_something():
+    text = complaint(HOST.replace("@OP@", "").replace("@TENSORS@", f"[{A}, {B}]"))
+    assert text.startswith("case.mlir:3:1: error: 'tile.host' launches no kernel\nnote: why: nothing would write its outputs"), text
+    assert "error: 'tile.kernel' has an empty body" in complaint('"tile.kernel"() ({^bb0(%g: index):}) {sym_name = "k"} : () -> ()')
+
+
+def test_attributes_that_upstream_operations_do_not_have():
+    body = '%y = "arith.negf"(%e) {fastmaht = 1} : (f32) -> f32 "tile.yield"(%y) : (f32) -> ()'
+    text = complaint(KERNEL.replace("@OP@", a_map("%r : !r", ELEMENT, "!r", body)))
+    assert text.startswith(f"case.mlir:{LINE}:"), text
+    assert "error: 'arith.negf' has no attribute 'fastmaht'\nnote: fix: did you mean 'fastmath'?" in text, text
+    right = HOST.replace("@OP@", launch(["%one"] * 3, ["%a"], [])).replace("@TENSORS@", f"[{A}, {B}]")
+    parse_module(right, "case.mlir")
+    text = complaint(right.replace("%one = arith.constant 1", "%one = arith.constant {valeu = 3} 1"))
+    assert text.startswith("case.mlir:5:10: error: 'arith.constant' has no attribute 'valeu'\nnote: fix: did you mean 'value'?"), text
+
+
+def test_damage_ends_in_a_diagnostic():
+    """Segment sizes of an mma may be left out: its count of operands says whether `acc` is there."""
+    harmless = "tile.mma", "without attribute operandSegmentSizes: valid"
+    for path in (*sorted(EXAMPLES.glob("*.mlir")),):
+        found = fuzz.failures(str(path))
+        assert [line for line in found if not (line.startswith(harmless[0]) and line.endswith(harmless[1]))] == []
 
 
 def test_host_tensors_live_in_global_memory():
