@@ -2,7 +2,8 @@
 
 An agent is a producer warp or one compute warpgroup. Scalars are evaluated for sampled sizes; every operation either changes the state, blocks, or
 is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals and bytes are in; a wait for parity p returns once the phase of that parity
-has completed; wgmma is in flight until a wait_group retires it; writes of threads reach the async proxy by a fence and a barrier.
+has completed; wgmma is in flight until a wait_group retires it, and a wgmma.fence orders it behind other accesses to its registers; writes of threads
+reach the async proxy by a fence and a barrier; shared memory must stay until the TMA stores that read it are done.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class _Program:
         self.kernel = kernel
         operations = list(kernel.body.blocks[0].operations)
         self.roles = [op for op in operations if isinstance(op, warp.RoleOp)]
-        self.prefix = [op for op in operations if op.operation.results and not isinstance(op, _STORAGE)]
+        # drawn before the roles part, so that all of them see the same sizes
+        self.shared_scalars = [a for a in kernel.body.blocks[0].arguments if isinstance(a.type, ir.IndexType)]
+        self.shared_scalars += [r for op in operations if not isinstance(op, _STORAGE) for r in op.operation.results]
         self.buffers = [op.out for op in operations if isinstance(op, warp.BufferOp)]
         self.overlapping = {a: [b for b in self.buffers if b != a and _overlap(byte_range(a), byte_range(b))] for a in self.buffers}
         self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
@@ -125,6 +128,7 @@ class _Slot:
     bytes_in: int = 0
     emptied: int = 0
     arrivals: int = 0
+    buffers: set = field(default_factory=set)  # what its bytes went to
     readers: set = field(default_factory=set)  # agents that waited for it and did not release it yet
 
 
@@ -159,7 +163,11 @@ class _Agent:
         self.in_flight = []  # groups: (written fragments, read fragments, [(place, buffer)])
         self.open_group = [set(), set(), []]
         self.fenced, self.synced = set(), set()  # buffers written here: after the proxy fence, after the barrier
-        self.wrote = set()
+        self.wrote, self.unread = set(), {}  # buffers written here, and by which operation if nothing read them since
+        self.fence_seen, self.unfenced = False, set()  # fragments accessed since the last wgmma.fence
+        self.defined = set()  # fragments with a value
+        self.has_turn = False
+        self.open_stores, self.store_groups, self.drained = [], [], set()  # TMA stores; drained: waited for by one thread, not yet known to all
         self.blocked_on = None
         self.steps = machine.walk(self, machine.program.bodies[role])
         self.name = role.sym_name.value + (f", warpgroup {group}" if warps == 4 else "")
@@ -171,9 +179,8 @@ class _Machine:
         self.slots, self.barriers, self.epoch = {}, {}, {}
         self.reads = {}  # (agent, pipe, stage) -> waits
         self.last_read, self.overwritten = {}, set()
-        for op in program.prefix:
-            for result in op.operation.results:
-                scalars.value(result)
+        for value in program.shared_scalars:
+            scalars.value(value)
         self.agents = []
         for role in program.roles:
             active = role.active.value
@@ -210,6 +217,13 @@ class _Machine:
         for agent in self.agents:
             if agent.in_flight or agent.open_group[2] or agent.open_group[0]:
                 raise op_diagnostic(agent.role, "ends with MMAs in flight", why="their results were never waited for", fix="add warp.wgmma_wait {pending = 0}")
+            if agent.open_stores or agent.store_groups:
+                raise op_diagnostic((agent.open_stores or agent.store_groups[0])[0], "may still read shared memory when its role ends",
+                                    why="the CTA's memory is given away while TMA copies from it", fix="put warp.store_commit and warp.store_wait {pending = 0} after it")
+            for written in agent.unread.values():
+                raise op_diagnostic(written, "writes a buffer that nothing reads", fix="store it with warp.tma_store, or remove it")
+            if agent.has_turn:
+                raise op_diagnostic(agent.role, "ends with a turn that it never gave on", fix="put warp.turn_give after the MMAs")
         for (pipe, stage), slot in self.slots.items():
             if slot.armed or slot.bytes_in:
                 raise op_diagnostic(pipe.owner.opview, f"ends with slot {stage} half filled", why="bytes that were announced never came, or came unannounced")
@@ -285,13 +299,20 @@ class _Machine:
         if slot.filled and self._arrivals(place) == 0:
             raise op_diagnostic(op, "fills a slot for the second time that nobody ever empties", why="its pipeline has arrivals = 0")
         self._check_overwrite(agent, op, op.buffer)
+        self._check_stage(op, op.buffer, place)
         if slot.filled > slot.emptied and self._arrivals(place):
             raise op_diagnostic(op, "overwrites a slot before it was read", why=f"it was filled {slot.filled} times and emptied {slot.emptied} times",
                                 fix="acquire the slot first, from phase 1 on")
+        slot.buffers = slot.buffers | {op.buffer} if slot.bytes_in else {op.buffer}
         slot.bytes_in += op.buffer.type.shape[1] * op.buffer.type.shape[2] * warp.bits_of(op.buffer.type.element_type) // 8
         self._complete_fill(place)
         if slot.bytes_in > place.pipe.owner.opview.tx_bytes.value:
             raise op_diagnostic(op, f"brings {slot.bytes_in} bytes into a slot", why=f"its pipeline counts tx_bytes = {place.pipe.owner.opview.tx_bytes.value}")
+
+    def _check_stage(self, op, buffer, place) -> None:
+        if place.stage >= buffer.type.shape[0]:
+            raise op_diagnostic(op, f"goes to stage {place.stage} of a buffer that has {buffer.type.shape[0]}",
+                                why=f"its pipeline has {place.pipe.owner.opview.stages.value} stages", fix="give both the same number of stages")
 
     def _complete_fill(self, place) -> None:
         slot = self.slot(place)
@@ -349,6 +370,10 @@ class _Machine:
             place = agent.places[state]
             if not place.waited or place.released:
                 raise op_diagnostic(op, "reads a slot of its buffer that was not waited for", why="TMA may still be writing it", fix="put warp.wait before it, and warp.release after")
+            self._check_stage(op, buffer, place)
+            if buffer not in self.slot(place).buffers:
+                raise op_diagnostic(op, "reads a buffer by the state of another one", why="what its pipeline has filled is a different buffer",
+                                    fix="name the state of the pipeline into which the buffer was loaded")
             if buffer in self.overwritten:
                 raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
             reads.append((place, buffer))
@@ -357,16 +382,30 @@ class _Machine:
         for written, read, _ in [*agent.in_flight, agent.open_group]:
             if written & a_fragment or op.acc in read:
                 raise op_diagnostic(op, "uses registers of an MMA in flight", why="it reads an accumulator, or overwrites an operand, that is not complete", fix="put warp.wgmma_wait before it")
+        self._check_defined(agent, op, a_fragment | ({op.acc} if op.accumulate.value else set()))
+        if not agent.fence_seen or agent.unfenced & (a_fragment | {op.acc}):
+            raise op_diagnostic(op, "may run before earlier accesses to its registers", why="nothing orders it behind them", fix="put warp.wgmma_fence before it")
+        agent.defined.add(op.acc)
         agent.open_group[0].add(op.acc)
         agent.open_group[1] |= a_fragment
         agent.open_group[2] += reads
 
     def _check_ready(self, agent, op, buffer) -> None:
+        agent.unread.pop(buffer, None)
         if buffer not in agent.synced:
             raise op_diagnostic(op, "reads a buffer that its warpgroup's writes have not reached", why="writes of threads reach wgmma by a fence and a barrier",
                                 fix="put warp.fence_async and warp.barrier after the write")
 
+    def fence(self, agent, op) -> None:
+        agent.fence_seen, agent.unfenced = True, set()
+
+    def _check_defined(self, agent, op, fragments) -> None:
+        if not fragments <= agent.defined:
+            raise op_diagnostic(op, "reads a fragment into which nothing was written", why="registers hold garbage at first", fix="put warp.fill before it")
+
     def commit(self, agent, op) -> None:
+        if not agent.open_group[0]:
+            raise op_diagnostic(op, "closes a group without MMAs", why="there was no warp.wgmma since the last one", fix="remove it")
         agent.in_flight.append(tuple(agent.open_group))
         agent.open_group = [set(), set(), []]
 
@@ -380,13 +419,21 @@ class _Machine:
             if acc & (read | written) or operand & written:
                 what = "reads or writes an accumulator of" if acc & (read | written) else "overwrites an operand of"
                 raise op_diagnostic(op, f"{what} an MMA in flight", why="its registers are not usable until a wait", fix="put warp.wgmma_wait before it")
+        starts_from = written if isinstance(op, warp.ReduceOp) and op.accumulate.value else set()
+        self._check_defined(agent, op, read | starts_from)
+        agent.defined |= written
+        agent.unfenced |= read | written
 
     # -- shared memory of threads
 
     def store_shared(self, agent, op) -> None:
         self.touch(agent, op)
         self._check_overwrite(agent, op, op.buffer)
+        if op.buffer in agent.drained or any(store.buffer == op.buffer for group in [agent.open_stores, *agent.store_groups] for store in group):
+            raise op_diagnostic(op, "overwrites a buffer that a TMA store may still read", why="the store was not waited for, or only one thread knows",
+                                fix="put warp.store_wait and then warp.barrier before it")
         agent.wrote.add(op.buffer)
+        agent.unread[op.buffer] = op
         agent.fenced.discard(op.buffer)
         agent.synced.discard(op.buffer)
 
@@ -409,6 +456,19 @@ class _Machine:
         if op.buffer not in agent.synced:
             raise op_diagnostic(op, "stores a buffer that its warpgroup's writes have not reached", why="writes of threads reach TMA by a fence and a barrier",
                                 fix="put warp.fence_async and warp.barrier before it")
+        agent.open_stores.append(op)
+        agent.unread.pop(op.buffer, None)
+
+    def store_commit(self, agent, op) -> None:
+        if not agent.open_stores:
+            raise op_diagnostic(op, "closes a group without stores", why="there was no warp.tma_store since the last one", fix="remove it")
+        agent.store_groups.append(agent.open_stores)
+        agent.open_stores = []
+
+    def store_wait(self, agent, op) -> None:
+        done = max(0, len(agent.store_groups) - op.pending.value)
+        agent.drained |= {store.buffer for group in agent.store_groups[:done] for store in group}
+        agent.store_groups = agent.store_groups[done:]
 
     # -- named barriers
 
@@ -419,6 +479,7 @@ class _Machine:
         for blocked in self._meet(agent, op, key, need):
             yield blocked
         agent.synced |= agent.fenced
+        agent.drained = set()
 
     def _meet(self, agent, op, key, need):
         waiting = self.barriers.setdefault(key, [0, 0])  # arrivals of this generation, generation
@@ -441,9 +502,15 @@ class _Machine:
             self._arrive(self.barriers.setdefault((op.id.value, "turn"), [0, 0]), 2)
 
     def turn_take(self, agent, op):
+        if agent.has_turn:
+            raise op_diagnostic(op, "takes a turn that its warpgroup has", why="it did not give it on", fix="put warp.turn_give before it")
+        agent.has_turn = True
         yield from self._meet(agent, op, (op.id.value + agent.group, "turn"), 2)
 
     def turn_give(self, agent, op) -> None:
+        if not agent.has_turn:
+            raise op_diagnostic(op, "gives a turn that its warpgroup does not have", why="it did not take it", fix="put warp.turn_take before it")
+        agent.has_turn = False
         groups = sum(1 for a in self.agents if a.role == agent.role)
         self._arrive(self.barriers.setdefault((op.id.value + (agent.group + 1) % groups, "turn"), [0, 0]), 2)
 
@@ -466,6 +533,7 @@ _RULES = {
     warp.ReleaseOp: _Machine.release, warp.AdvanceOp: _Machine.advance, warp.WgmmaOp: _Machine.wgmma, warp.WgmmaCommitOp: _Machine.commit,
     warp.WgmmaWaitOp: _Machine.wgmma_wait, warp.MapOp: _Machine.touch, warp.ReduceOp: _Machine.touch, warp.VoteAnyOp: _Machine.touch, warp.CopyOp: _Machine.touch,
     warp.FillOp: _Machine.touch, warp.StoreRowsOp: _Machine.touch, warp.StoreSharedOp: _Machine.store_shared, warp.FenceAsyncOp: _Machine.fence_async,
-    warp.TmaStoreOp: _Machine.tma_store, warp.BarrierOp: _Machine.barrier, warp.TurnInitOp: _Machine.turn_init, warp.TurnTakeOp: _Machine.turn_take,
+    warp.TmaStoreOp: _Machine.tma_store, warp.StoreCommitOp: _Machine.store_commit, warp.StoreWaitOp: _Machine.store_wait, warp.WgmmaFenceOp: _Machine.fence,
+    warp.BarrierOp: _Machine.barrier, warp.TurnInitOp: _Machine.turn_init, warp.TurnTakeOp: _Machine.turn_take,
     warp.TurnGiveOp: _Machine.turn_give,
 }
