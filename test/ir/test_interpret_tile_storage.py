@@ -200,9 +200,34 @@ def test_schedules_that_make_no_sense_are_refused(edits, message):
     assert message in caught.value.text() and caught.value.text().startswith("gemm.mlir:")
 
 
-# ---------------------------------------------------------------------------------------------------------------- tensor memory
+# ------------------------------------------------------------------------------------------------------------------- accumulators
 
 REG = r"tensor<128x128xf32, #tile\.reg>"
+
+
+@pytest.mark.parametrize("schedule, right", [("%sb %sc %s %p %u1 %o1", True), ("%sb %sc %s %p %o1 %u1", False)])
+def test_an_accumulator_has_one_place(schedule, right):
+    """%u1, carried on, is O before the last block is added: read after the MMA has summed in place, it is O with that block."""
+    kind = "tensor<128x128xf32, #tile.reg>"
+    before = f"""%u1 = "tile.map"(%o) ({{
+    ^bb0(%e: f32, %row: index, %col: index):
+      "tile.yield"(%e) : (f32) -> ()
+    }}) {{operandSegmentSizes = array<i32: 1, 0>}} : ({kind}) -> {kind}
+    scf.yield %o1, %u1 : {kind}, """
+    carried = (rf"%o = %zero\) -> \({REG}", f"%o = %zero, %u = %zero) -> ({kind}, {kind}")
+    edits = [("%acc = scf.for", "%all, %acc = scf.for"), carried, ("scf.yield %o1 : ", before)]
+    module = example("two_gemms.mlir", *edits, schedule=schedule)
+    rng = np.random.default_rng(0)
+    a, b, c = bf16(rng, 100, 64), bf16(rng, 384, 64), bf16(rng, 384, 128)
+    for blocks in (1, 2, 3):
+        inputs = {"a": a, "b": b[: blocks * 128], "c": c[: blocks * 128]}
+        want = np.maximum(a @ b[: blocks * 128 - 128].T, 0) @ c[: blocks * 128 - 128]
+        assert np.allclose(run(module, inputs)["out"], want)
+        assert np.allclose(run(module, inputs, mode="storage")["out"], want) == right
+
+
+# ---------------------------------------------------------------------------------------------------------------- tensor memory
+
 TMEM_O = "tensor<128x128xf32, #tile.tmem<{o}>>"
 
 
@@ -255,6 +280,12 @@ def test_columns(s, p, o, schedule, right):
     for blocks in (0, 1, 2, 3):
         few_enough = 1 if schedule == AHEAD else 0
         assert two_gemms_agree(module, blocks) == (right or blocks <= few_enough)
+
+
+def test_columns_that_were_never_written_are_poisoned():
+    """S is read before the first QK has written it: NaN, not 0."""
+    inputs = {"a": np.ones((100, 64)), "b": np.ones((128, 64)), "c": np.ones((128, 128))}
+    assert np.isnan(run(in_tensor_memory(0, 128, 256, "%sb %sc %p %s %o1"), inputs, mode="storage")["out"]).all()
 
 
 def test_value_mode_ignores_columns():
