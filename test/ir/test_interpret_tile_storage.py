@@ -205,25 +205,35 @@ def test_schedules_that_make_no_sense_are_refused(edits, message):
 REG = r"tensor<128x128xf32, #tile\.reg>"
 
 
-@pytest.mark.parametrize("schedule, right", [("%sb %sc %s %p %u1 %o1", True), ("%sb %sc %s %p %o1 %u1", False)])
+@pytest.mark.parametrize("schedule, right", [
+    ("%sb %sc %s %p %u1 %h %o1", True), ("%sb %sc %s %p %h %u1 %o1", False), ("%sb %sc %s %p %h %o1 %u1", False),
+])
 def test_an_accumulator_has_one_place(schedule, right):
-    """%u1, carried on, is O before the last block is added: read after the MMA has summed in place, it is O with that block."""
+    """%h is half of O, and the MMA adds to it; %u1, carried on, is O as it was: both happen in O's place, so %u1 must be read first."""
     kind = "tensor<128x128xf32, #tile.reg>"
-    before = f"""%u1 = "tile.map"(%o) ({{
+    tail = f"{{operandSegmentSizes = array<i32: 1, 0>}} : ({kind}) -> {kind}\n    "
+    half = f"""%h = "tile.map"(%o) ({{
+    ^bb0(%e: f32, %row: index, %col: index):
+      %half = arith.constant 0.5 : f32
+      %y = arith.mulf %e, %half : f32
+      "tile.yield"(%y) : (f32) -> ()
+    }}) {tail}"""
+    copy = f"""%u1 = "tile.map"(%o) ({{
     ^bb0(%e: f32, %row: index, %col: index):
       "tile.yield"(%e) : (f32) -> ()
-    }}) {{operandSegmentSizes = array<i32: 1, 0>}} : ({kind}) -> {kind}
-    scf.yield %o1, %u1 : {kind}, """
+    }}) {tail}"""
     carried = (rf"%o = %zero\) -> \({REG}", f"%o = %zero, %u = %zero) -> ({kind}, {kind}")
-    edits = [("%acc = scf.for", "%all, %acc = scf.for"), carried, ("scf.yield %o1 : ", before)]
+    edits = [("%acc = scf.for", "%all, %acc = scf.for"), carried, ("%sc, %o", "%sc, %h"), ("%o1 = ", f"{half}%o1 = "),
+             ("scf.yield %o1 : ", f"{copy}scf.yield %o1, %u1 : {kind}, ")]
     module = example("two_gemms.mlir", *edits, schedule=schedule)
     rng = np.random.default_rng(0)
     a, b, c = bf16(rng, 100, 64), bf16(rng, 384, 64), bf16(rng, 384, 128)
-    for blocks in (1, 2, 3):
+    parts = [np.maximum(a @ b[rows].T, 0) @ c[rows] for rows in (slice(0, 128), slice(128, 256))]
+    for blocks, want in ((2, parts[0]), (3, parts[0] / 2 + parts[1])):
         inputs = {"a": a, "b": b[: blocks * 128], "c": c[: blocks * 128]}
-        want = np.maximum(a @ b[: blocks * 128 - 128].T, 0) @ c[: blocks * 128 - 128]
         assert np.allclose(run(module, inputs)["out"], want)
         assert np.allclose(run(module, inputs, mode="storage")["out"], want) == right
+    assert np.allclose(run(module, {"a": a, "b": b[:128], "c": c[:128]}, mode="storage")["out"], 0) == (schedule[-3:] != "%u1")
 
 
 # ---------------------------------------------------------------------------------------------------------------- tensor memory
