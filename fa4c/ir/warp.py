@@ -63,6 +63,8 @@ class TensorMapOp(Operation, name="tensor_map", traits=[ext.Pure]):
     def verify_op(self) -> bool:
         if space_of(self.tensor.type) != "gmem":
             return op_error(self, f"needs a tensor in #tile.gmem, but has {self.tensor.type}")
+        if not _has_known_elements(self, self.tensor.type):
+            return False
         box = list(self.box)
         if len(box) != self.tensor.type.rank or not 1 <= len(box) <= 5:
             return op_error(self, f"has a box of rank {len(box)} for {self.tensor.type}", why="TMA moves boxes of the tensor's rank, 1 to 5")
@@ -88,6 +90,8 @@ class BufferOp(Operation, name="buffer"):
         kind = self.out.type
         if space_of(kind) != "smem" or kind.rank != 3:
             return op_error(self, f"gives {kind}", why="a buffer is a tensor<stages x rows x columns, #tile.smem>")
+        if not _has_known_elements(self, kind):
+            return False
         if self.swizzle.value not in (32, 64, 128):
             return op_error(self, f"has swizzle = {self.swizzle.value}", why="buffers are swizzled over 32, 64 or 128 bytes")
         if self.offset.value % (8 * self.swizzle.value):
@@ -124,6 +128,9 @@ class InitBarriersOp(Operation, name="init_barriers"):
 
     pipes: Sequence[ext.Operand[Any]]
 
+    def verify_op(self) -> bool:
+        return all(_made_by(self, f"pipe {n}", pipe, PipelineOp) for n, pipe in enumerate(self.pipes))
+
 
 class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
     """What `warps` (consecutive) do. They set their register limit to `registers`; only the first `active` of them run the body."""
@@ -156,6 +163,8 @@ class StateOp(Operation, name="state"):
     out: ext.Result[StateType]
 
     def verify_op(self) -> bool:
+        if not _made_by(self, "pipe", self.pipe, PipelineOp):
+            return False
         return self.phase.value in (0, 1) or op_error(self, f"has phase = {self.phase.value}", why="a parity is 0 or 1")
 
 
@@ -164,11 +173,17 @@ class AcquireOp(Operation, name="acquire"):
 
     state: ext.Operand[Any]
 
+    def verify_op(self) -> bool:
+        return _made_by(self, "state", self.state, StateOp)
+
 
 class ArmOp(Operation, name="arm"):
     """Tell the slot's full barrier how many bytes will come. One thread, before its copies."""
 
     state: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return _made_by(self, "state", self.state, StateOp)
 
 
 class WaitOp(Operation, name="wait"):
@@ -176,17 +191,26 @@ class WaitOp(Operation, name="wait"):
 
     state: ext.Operand[Any]
 
+    def verify_op(self) -> bool:
+        return _made_by(self, "state", self.state, StateOp)
+
 
 class ReleaseOp(Operation, name="release"):
     """One lane of each warp arrives on the slot's empty barrier."""
 
     state: ext.Operand[Any]
 
+    def verify_op(self) -> bool:
+        return _made_by(self, "state", self.state, StateOp)
+
 
 class AdvanceOp(Operation, name="advance"):
     """Go to the next slot, and to the other phase after the last one."""
 
     state: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return _made_by(self, "state", self.state, StateOp)
 
 
 class ElectOp(Operation, name="elect", traits=[ir.NoTerminatorTrait]):
@@ -257,7 +281,7 @@ class TmaLoadOp(Operation, name="tma_load"):
     coords: Sequence[ext.Operand[Any]]
 
     def verify_op(self) -> bool:
-        return _is_buffer(self, self.buffer)
+        return _moves_boxes(self) and (self.state is None or _made_by(self, "state", self.state, StateOp))
 
 
 class StoreSharedOp(Operation, name="store_shared"):
@@ -285,7 +309,7 @@ class TmaStoreOp(Operation, name="tma_store"):
     row: ir.IntegerAttr
 
     def verify_op(self) -> bool:
-        if not _is_buffer(self, self.buffer):
+        if not _moves_boxes(self):
             return False
         return 0 <= self.row.value < len(self.coords) or op_error(self, f"has row = {self.row.value}, but {len(self.coords)} coordinates")
 
@@ -310,7 +334,13 @@ class StoreRowsOp(Operation, name="store_rows"):
     def verify_op(self) -> bool:
         if not _is_fragment(self, "source", self.source) or self.source.type.rank != 1:
             return op_error(self, f"stores {self.source.type}", why="it stores a row vector")
-        return space_of(self.target.type) == "gmem" or op_error(self, f"needs a target in #tile.gmem, but has {self.target.type}")
+        target = self.target.type
+        if space_of(target) != "gmem":
+            return op_error(self, f"needs a target in #tile.gmem, but has {target}")
+        if len(self.coords) != target.rank:
+            return op_error(self, f"has {len(self.coords)} coordinates for {target}", why="one for each dimension, that of the rows last")
+        return target.element_type == self.source.type.element_type or op_error(
+            self, f"stores {self.source.type.element_type} into a tensor of {target.element_type}", why="stores do not convert")
 
 
 # ------------------------------------------------------------------------------------------------------------------ compute
@@ -332,7 +362,10 @@ class FillOp(Operation, name="fill"):
     value: ir.Attribute
 
     def verify_op(self) -> bool:
-        return _is_fragment(self, "target", self.target)
+        if not _is_fragment(self, "target", self.target):
+            return False
+        return getattr(self.value, "type", None) == self.target.type.element_type or op_error(
+            self, f"has value = {self.value}, but the fragment holds {self.target.type.element_type}")
 
 
 class CopyOp(Operation, name="copy"):
@@ -342,6 +375,8 @@ class CopyOp(Operation, name="copy"):
     source: ext.Operand[Any]
 
     def verify_op(self) -> bool:
+        if not (_is_fragment(self, "target", self.target) and _is_fragment(self, "source", self.source)):
+            return False
         return self.target.type == self.source.type or op_error(self, f"copies {self.source.type} to {self.target.type}")
 
 
@@ -366,6 +401,14 @@ class WgmmaOp(Operation, name="wgmma"):
     def verify_op(self) -> bool:
         if not _is_fragment(self, "acc", self.acc) or not _is_buffer(self, self.b):
             return False
+        if not (space_of(self.a.type) == "smem" or _is_fragment(self, "a", self.a)):
+            return False
+        for name, state in (("a_state", self.a_state), ("b_state", self.b_state)):
+            if state is not None and not _made_by(self, name, state, StateOp):
+                return False
+        a, b, acc = (str(v.type.element_type) for v in (self.a, self.b, self.acc))
+        if a != b or a not in ("bf16", "f16") or acc != "f32":
+            return op_error(self, f"multiplies {a} by {b} into {acc}", why="both are bf16 or both f16, and sums are f32")
         a_shape, b_shape = list(self.a.type.shape)[-2:], list(self.b.type.shape)[-2:]
         depth_b, columns = reversed(b_shape) if self.transpose_b.value else b_shape
         if a_shape[1] != depth_b or list(self.acc.type.shape) != [a_shape[0], columns]:
@@ -415,11 +458,14 @@ class MapOp(Operation, name="map"):
             return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
                             why="the region takes one element of each input, then row and column as index")
         for number, value in enumerate(self.inputs):
-            shape = list(value.type.shape)
-            if space_of(value.type) != "reg" or shape not in (list(self.target.type.shape), list(self.target.type.shape)[:1]):
+            shape = list(self.target.type.shape)
+            if space_of(value.type) != "reg" or list(value.type.shape) not in (shape, shape[:1]):
                 return op_error(self, f"has input {number} of type {value.type} for a target {self.target.type}")
             if arguments[number].type != value.type.element_type:
                 return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}")
+        for argument in arguments[-2:]:
+            if not isinstance(argument.type, ir.IndexType):
+                return op_error(self, f"region arguments for row and column are index, but one is {argument.type}")
         return check_yield(self, self.body, [self.target.type.element_type])
 
 
@@ -437,6 +483,8 @@ class ReduceOp(Operation, name="reduce"):
         if self.kind.value not in ("max", "sum"):
             return op_error(self, f"has kind = {self.kind}", why='known kinds are "max" and "sum"')
         rows = self.source.type.shape[0]
+        if self.source.type.rank != 2 or self.source.type.element_type != self.target.type.element_type:
+            return op_error(self, f"reduces {self.source.type} into {self.target.type}", why="it reduces columns, and the dtype stays")
         return list(self.target.type.shape) in ([rows], [rows, 4]) or op_error(self, f"reduces {self.source.type} into {self.target.type}")
 
 
@@ -447,7 +495,11 @@ class VoteAnyOp(Operation, name="vote_any"):
     source: ext.Operand[Any]
 
     def verify_op(self) -> bool:
-        return self.target.type == self.source.type or op_error(self, f"votes {self.source.type} into {self.target.type}")
+        if not (_is_fragment(self, "target", self.target) and _is_fragment(self, "source", self.source)):
+            return False
+        flags = self.source.type.rank == 1 and str(self.source.type.element_type) == "i1"
+        return (flags and self.target.type == self.source.type) or op_error(
+            self, f"votes {self.source.type} into {self.target.type}", why="it takes and gives one i1 a row")
 
 
 class PtxOp(Operation, name="ptx", traits=[ext.Pure]):
@@ -475,7 +527,39 @@ def has_barriers(kernel) -> bool:
 
 def bits_of(kind) -> int:
     """Width of an element type in bits."""
-    return {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i1": 1, "f64": 64, "i64": 64, "index": 32, "i8": 8}[str(kind)]
+    return _BITS[str(kind)]
+
+
+_BITS = {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i1": 1, "f64": 64, "i64": 64, "index": 32, "i8": 8}
+
+
+def _has_known_elements(op, kind) -> bool:
+    return str(kind.element_type) in _BITS or op_error(op, f"holds elements of type {kind.element_type}", why=f"known are {', '.join(_BITS)}")
+
+
+def _made_by(op, name, value, kind) -> bool:
+    """Descriptors, buffers, pipes and states are looked up where they are made."""
+    maker = value.owner
+    return (not isinstance(maker, ir.Block) and isinstance(maker.opview, kind)) or op_error(
+        op, f"needs {name} made by '{kind.OPERATION_NAME}', but it is {_description(value)}")
+
+
+def _description(value) -> str:
+    return f"an argument of type {value.type}" if isinstance(value.owner, ir.Block) else f"made by '{value.owner.name}'"
+
+
+def _moves_boxes(op) -> bool:
+    """Descriptor, buffer and coordinates of a TMA copy fit together."""
+    if not (_made_by(op, "map", op.map, TensorMapOp) and _is_buffer(op, op.buffer)):
+        return False
+    tensor, buffer = op.map.owner.opview.tensor.type, op.buffer.type
+    if len(op.coords) != tensor.rank:
+        return op_error(op, f"has {len(op.coords)} coordinates for {tensor}", why="one for each dimension, in memory order")
+    if tensor.element_type != buffer.element_type:
+        return op_error(op, f"moves {tensor.element_type} from or to a buffer of {buffer.element_type}", why="copies do not convert")
+    spans = op.map.owner.opview.swizzle.value, op.buffer.owner.opview.swizzle.value
+    return spans[0] == spans[1] or op_error(op, f"has a descriptor of swizzle {spans[0]} and a buffer of swizzle {spans[1]}",
+                                            why="both order the same bytes")
 
 
 def _barrier_id(op) -> bool:
@@ -484,11 +568,17 @@ def _barrier_id(op) -> bool:
 
 def _is_buffer(op, value) -> bool:
     kind = value.type
-    return (space_of(kind) == "smem" and kind.rank == 3) or op_error(op, f"needs a buffer, but has {kind}", why="it works on a 'warp.buffer'")
+    if space_of(kind) != "smem" or kind.rank != 3:
+        return op_error(op, f"needs a buffer, but has {kind}", why="it works on a 'warp.buffer'")
+    return _made_by(op, "buffer", value, BufferOp)
 
 
 def _is_fragment(op, name, value) -> bool:
     kind = value.type
     if space_of(kind) != "reg" or kind.rank not in (1, 2):
         return op_error(op, f"needs {name} in #tile.reg, but it is {kind}")
-    return kind.shape[0] % 64 == 0 or op_error(op, f"has {name} of {kind.shape[0]} rows", why="a warpgroup holds 64 rows")
+    if kind.shape[0] % 64 or kind.shape[0] < 64:
+        return op_error(op, f"has {name} of {kind.shape[0]} rows", why="a warpgroup holds 64 rows")
+    if kind.rank == 2 and kind.shape[1] != 4 and (kind.shape[1] % 8 or kind.shape[1] < 8):
+        return op_error(op, f"has {name} of {kind.shape[1]} columns", why="a quad of lanes holds 8 columns at a time, or 4 partial values")
+    return _has_known_elements(op, kind)

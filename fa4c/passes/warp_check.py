@@ -13,6 +13,7 @@ from .. import targets
 from ..ir import warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
+from ..ir.tile import space_of
 from . import protocol
 from .registry import register_pass
 
@@ -26,6 +27,28 @@ def warp_check(module: ir.Module) -> None:
             protocol.check(op)
 
 
+_ONE_OF_A_WARPGROUP = (warp.TmaStoreOp, warp.StoreCommitOp, warp.StoreWaitOp)
+_ONE_THREAD = (warp.ArmOp, warp.TmaLoadOp, *_ONE_OF_A_WARPGROUP)
+_ANY_THREADS = (warp.AcquireOp, warp.WaitOp, warp.FenceAsyncOp)
+_WARPGROUP = (warp.FragmentOp, warp.FillOp, warp.CopyOp, warp.MapOp, warp.ReduceOp, warp.VoteAnyOp, warp.WgmmaOp, warp.WgmmaFenceOp, warp.WgmmaCommitOp,
+              warp.WgmmaWaitOp, warp.StoreSharedOp, warp.StoreRowsOp, warp.TmaStoreOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
+_NAMED = (warp.BarrierOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
+
+
+def _walk(block):
+    for op in block.operations:
+        yield op
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                yield from _walk(inner)
+
+
+def _registers(kind) -> int:
+    """32-bit registers of a thread for a register tile."""
+    values = 2 if kind.rank == 1 or kind.shape[1] == 4 else kind.shape[1] // 2
+    return -(-values * max(16, warp.bits_of(kind.element_type)) // 32)
+
+
 class _Static:
     def __init__(self, kernel, target):
         self.kernel, self.target = kernel, target
@@ -33,6 +56,9 @@ class _Static:
 
     def check(self) -> None:
         self._roles()
+        for role in self._of(warp.RoleOp):
+            self._role_body(role, role.body.blocks[0], None)
+        self._named_barriers()
         self._shared_memory()
         for pipe in self._of(warp.PipelineOp):
             self._pipeline(pipe)
@@ -55,6 +81,60 @@ class _Static:
         if registers > self.target.registers:
             raise op_diagnostic(self.kernel, f"gives its roles {registers} registers, but an SM has {self.target.registers}",
                                 why="setmaxnreg waits for registers that never come free", fix="lower a role's registers")
+
+    def _role_body(self, role, block, elect) -> None:
+        """What only one thread may do is in an elect, what takes a whole warp or warpgroup is not, and register tiles fit the role."""
+        for op in block.operations:
+            if isinstance(op, _ONE_THREAD):
+                self._one_thread(role, op, elect)
+            elif isinstance(op, warp.Operation) and elect is not None and not isinstance(op, _ANY_THREADS):
+                raise op_diagnostic(op, "is done by one thread", why="it takes all threads of a warp", fix="move it out of warp.elect")
+            if isinstance(op, _WARPGROUP) or (isinstance(op, warp.BarrierOp) and op.scope.value == "warpgroup"):
+                self._warpgroup(role, op)
+            if not isinstance(op, warp.MapOp):
+                for inner in (inner for region in op.operation.regions for inner in region.blocks):
+                    self._role_body(role, inner, op if isinstance(op, warp.ElectOp) else elect)
+
+    def _one_thread(self, role, op, elect) -> None:
+        if elect is None:
+            raise op_diagnostic(op, "is done by all threads", why="one thread must do it", fix="put it into warp.elect")
+        warps = role.active.value
+        threads = warps if elect.scope.value == "warp" else max(1, warps // 4)
+        wanted = max(1, warps // 4) if isinstance(op, _ONE_OF_A_WARPGROUP) else 1
+        if threads != wanted:
+            raise op_diagnostic(op, f"is done by {threads} threads", why=f"{wanted} must do it, and its warp.elect names one of each {elect.scope.value}",
+                                fix="change the scope of the elect, or the active warps of the role")
+
+    def _warpgroup(self, role, op) -> None:
+        if role.active.value != len(list(role.warps)):
+            raise op_diagnostic(op, f"works on whole warpgroups, but {role.active.value} warps of its role are active", fix="make all warps of the role active")
+        tiles = [v.type for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) == "reg"]
+        for kind in tiles:
+            if kind.shape[0] != 16 * role.active.value:
+                raise op_diagnostic(op, f"holds {kind.shape[0]} rows in {role.active.value} warps", why="a warpgroup of 4 warps holds 64 rows",
+                                    fix=f"use tiles of {16 * role.active.value} rows, or another number of warps")
+        registers = sum(_registers(kind) for kind in dict((v, v.type) for v in op.operation.operands if space_of(v.type) == "reg").values())
+        if registers > role.registers.value:
+            raise op_diagnostic(op, f"works on {registers} registers a thread, but its role has {role.registers.value}", fix="raise the role's registers, or use smaller tiles")
+
+    def _named_barriers(self) -> None:
+        """No barrier serves two purposes, and none is numbered past 15."""
+        uses: dict[int, tuple] = {}
+        for role in self._of(warp.RoleOp):
+            for op in _walk(role.body.blocks[0]):
+                if not isinstance(op, _NAMED):
+                    continue
+                turn = not isinstance(op, warp.BarrierOp)
+                groups = max(1, role.active.value // 4)
+                count = groups if turn or op.scope.value == "warpgroup" else 1
+                purpose = (role.sym_name.value, "turns" if turn else op.scope.value, op.id.value)
+                for number in range(op.id.value, op.id.value + count):
+                    if number > 15:
+                        raise op_diagnostic(op, f"takes named barriers {op.id.value} to {op.id.value + count - 1}", why="there are 15", fix="use a lower id")
+                    other = uses.setdefault(number, purpose)
+                    if other != purpose:
+                        raise op_diagnostic(op, f"uses named barrier {number}, which serves role @{other[0]} from id {other[2]} on ({other[1]})",
+                                            why="arrivals of the two would be counted together", fix="use an id that is free")
 
     def _shared_memory(self) -> None:
         size = self.kernel.smem_bytes.value
