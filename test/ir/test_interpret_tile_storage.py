@@ -215,8 +215,8 @@ def test_an_accumulator_has_one_place(schedule, right):
     half = f"""%h = "tile.map"(%o) ({{
     ^bb0(%e: f32, %row: index, %col: index):
       %half = arith.constant 0.5 : f32
-      %y = arith.mulf %e, %half : f32
-      "tile.yield"(%y) : (f32) -> ()
+      %less = arith.mulf %e, %half : f32
+      "tile.yield"(%less) : (f32) -> ()
     }}) {tail}"""
     copy = f"""%u1 = "tile.map"(%o) ({{
     ^bb0(%e: f32, %row: index, %col: index):
