@@ -244,8 +244,6 @@ def _schedule_order(block: Block) -> list[Step]:
         if step.holds_tiles:
             raise op_diagnostic(step.op, "cannot stand in a loop whose operations have a stage or an order",
                                 why="it holds tile operations, but has no place in the schedule itself", fix="move it out of the loop")
-        if step.stage < 0:
-            raise op_diagnostic(step.op, f"has stage = {step.stage}", why="stages count from 0")
     steps = block.tile_steps
     unordered = [step for step in steps if step.order is None]
     if unordered and len(unordered) < len(steps):

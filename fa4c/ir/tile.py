@@ -49,6 +49,10 @@ class Scheduled(Operation):
 
     _shared_optional = {"stage": OptionalAttr("0 : i64", ir.IntegerAttr), "order": OptionalAttr(None, ir.IntegerAttr)}
 
+    def verify_invariants(self) -> bool:
+        return super().verify_invariants() and (self.stage.value >= 0 or op_error(
+            self, f"has stage = {self.stage.value}", why="in step k an operation of stage s works for iteration k - s", fix="count stages from 0"))
+
 
 # ---------------------------------------------------------------------------------------------------------------- host
 

@@ -189,7 +189,6 @@ INNER_LOOP = """%q = scf.for %j = %c0 to %c1 step %c1 iter_args(%u = %s) -> (ten
 
 
 @pytest.mark.parametrize("edits, message", [
-    ([("transpose_b = true", "transpose_b = true, stage = -1")], "error: 'tile.mma' has stage = -1"),
     ([("transpose_b = true", "transpose_b = true, order = 1")], "error: 'tile.load' has no order"),
     ([("transpose_b = true", "transpose_b = true, stage = 1"), ("%s1 = ", INNER_LOOP)],
      "error: 'scf.for' cannot stand in a loop whose operations have a stage or an order"),

@@ -214,6 +214,8 @@ IN_KERNEL = [
     # a place in a schedule
     (load("dims = array<i64: 0, 1>, stages = 1"), "'tile.load' has no attribute 'stages'"),
     (load("dims = array<i64: 0, 1>, stage = 1.0 : f32"), "'tile.load' has stage = 1.000000e+00 : f32, which is no integer attribute"),
+    (load("dims = array<i64: 0, 1>, stage = -1"), "'tile.load' has stage = -1\nnote: why: in step k an operation of stage s works for"),
+    (a_map("%r : !r", ELEMENT, "!r").replace("operandS", "stage = -2, operandS"), "'tile.map' has stage = -2"),
     (one("splat", "", "value = 0.0 : f32, stage = 0", "!r"), "'tile.splat' has no attribute 'stage'"),
 ]
 
