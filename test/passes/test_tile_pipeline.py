@@ -250,6 +250,37 @@ def test_most_other_orders_need_more_copies(name):
     assert swapped >= 2
 
 
+def recurrence(late: bool) -> str:
+    """out = the last of O_i = f(S_i + O_i-1) @ C_i: the carried tile is not summed into. `late`: it is read again behind the second MMA."""
+    text = PROGRAMS["two_gemms"]
+    kind = "tensor<128x128xf32, #tile.reg>"
+    add = f"""({{
+    ^bb0(%e: f32, %w: f32, %row: index, %col: index):
+      %t = arith.addf %e, %w : f32
+      "tile.yield"(%t) : (f32) -> ()
+    }}) {{operandSegmentSizes = array<i32: 2, 0>}} : ({kind}, {kind}) -> {kind}"""
+    text = text.replace('%p = "tile.map"(%s)', f'%h = "tile.map"(%s, %o) {add}\n    %p = "tile.map"(%h)')
+    mma = re.search(r'%o1 = "tile.mma".*', text)[0]
+    fresh = mma.replace(f", {kind})", ")").replace("%sc, %o)", "%sc)").replace("1, 1, 1", "1, 1, 0")
+    again = f'\n    %o2 = "tile.map"(%o1, %o) {add}'
+    text = text.replace(mma, fresh + (again if late else ""))
+    return text.replace("scf.yield %o1", "scf.yield %o2") if late else text
+
+
+@pytest.mark.parametrize("late, copies", [(False, 0), (True, 1)])
+def test_carried_tiles_are_copied_only_if_they_must_be(late, copies):
+    module = parse_module(recurrence(late))
+    (loop,) = loop_graph.pipelined_loops(module)
+    edges = loop_graph.build(loop, targets.of(module)).graph.edges
+    assert bool([e for e in edges if e.steps]) == bool(copies)
+    rng = np.random.default_rng(0)
+    inputs = {"a": rng.standard_normal((128, 64)) / 8, "b": rng.standard_normal((500, 64)) / 8, "c": rng.standard_normal((500, 128)) / 8}
+    before = interpret_tile.run(module, inputs, mode="value", dtype="float64")
+    run_pipeline(module, "tile-pipeline")
+    after = interpret_tile.run(module, inputs, mode="storage", dtype="float64")
+    np.testing.assert_array_equal(before["out"], after["out"])
+
+
 # -------------------------------------------------------------------------------------------------------------- decisions
 
 
