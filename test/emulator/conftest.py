@@ -1,4 +1,5 @@
 """Makes the helper modules of this folder importable by name."""
+
 import pathlib
 import sys
 

@@ -2,6 +2,7 @@
 
 A line may carry a marker, `// @name`; a fault names the lines of its expected report by marker.
 """
+
 import numpy as np
 
 from fa4c.runtime.emulator import Buffer, Scalar, TensorMap, launch
@@ -59,7 +60,9 @@ class Case:
     def run(self, text=None, **options):
         """(report, largest error); `make` gives fresh parameters and a function that computes the error."""
         params, error = self.make(options.pop("tweak", None))
-        report = launch(text or self.text, "k", self.grid, self.block, self.cluster, options.pop("smem", self.smem), params, max_steps=20000, **options)
+        report = launch(
+            text or self.text, "k", self.grid, self.block, self.cluster, options.pop("smem", self.smem), params, max_steps=20000, **options
+        )
         return report, error()
 
 
@@ -72,7 +75,8 @@ def wait(address, parity):
 
 
 # --- named barriers: warp 0 writes, warp 1 reads, in two rounds ----------------------------------------------------------
-NAMED = ptx("""
+NAMED = ptx(
+    """
 ld.param.u64 %rd0, [out];
 shl.b32 %r4, %r3, 2;
 add.u32 %r5, %r1, %r4;
@@ -99,7 +103,9 @@ mul.wide.u32 %rd1, %r3, 4;
 add.u64 %rd2, %rd0, %rd1;
 st.global.u32 [%rd2], %r10;
 END:
-""", [".u64 out"])
+""",
+    [".u64 out"],
+)
 
 
 def make_named(tweak):
@@ -108,7 +114,8 @@ def make_named(tweak):
 
 
 # --- one warp exchanges through shared memory ----------------------------------------------------------------------------
-WARP = ptx("""
+WARP = ptx(
+    """
 ld.param.u64 %rd0, [out];
 shl.b32 %r4, %r3, 2;
 add.u32 %r5, %r1, %r4;
@@ -121,7 +128,9 @@ ld.shared.u32 %r8, [%r7]; // @read
 mul.wide.u32 %rd1, %r3, 4;
 add.u64 %rd2, %rd0, %rd1;
 st.global.u32 [%rd2], %r8; // @store
-""", [".u64 out"])
+""",
+    [".u64 out"],
+)
 
 
 def make_warp(tweak):
@@ -131,7 +140,8 @@ def make_warp(tweak):
 
 # --- mbarrier pipeline: warp 0 produces 4 items through 2 stages, warp 1 consumes ------------------------------------------
 # barriers: full 0, 8; empty 16, 24; data from 128, 128 bytes a stage
-MBAR = ptx(f"""
+MBAR = ptx(
+    f"""
 ld.param.u64 %rd0, [out];
 setp.ne.u32 %p0, %r0, 0;
 @%p0 bra INITED;
@@ -185,7 +195,9 @@ mul.wide.u32 %rd1, %r3, 4;
 add.u64 %rd2, %rd0, %rd1;
 st.global.u32 [%rd2], %r20;
 END:
-""", [".u64 out"])
+""",
+    [".u64 out"],
+)
 
 
 def make_mbar(tweak):
@@ -194,7 +206,8 @@ def make_mbar(tweak):
 
 
 # --- TMA: load a 64x64 bf16 tile (128-byte swizzle), negate in place, store it twice ---------------------------------------
-TMA = ptx(f"""
+TMA = ptx(
+    f"""
 setp.ne.u32 %p0, %r0, 0;
 @%p0 bra INITED;
 mbarrier.init.shared.b64 [%r1], 1;
@@ -229,7 +242,9 @@ cp.async.bulk.wait_group.read 0; // @drain
 STORED:
 bar.sync 0;
 st.shared.v4.b32 [%r6+1024], {{%r8, %r8, %r8, %r8}}; // @reuse
-""", ["src", "dst"])
+""",
+    ["src", "dst"],
+)
 
 
 def make_tma(tweak):
@@ -237,8 +252,10 @@ def make_tma(tweak):
     src = bf16(rng().standard_normal((128, 64)))
     dst = np.zeros((64, 64), np.uint16)
     box = tweak.get("box", (64, 64))
-    maps = [TensorMap(Buffer(src, name="src"), "bf16", (64, 128), (128,), box, tweak.get("swizzle", 128)),
-            TensorMap(Buffer(dst, name="dst"), "bf16", (64, 64), (128,), (64, 64), 128)]  # fmt: skip
+    maps = [
+        TensorMap(Buffer(src, name="src"), "bf16", (64, 128), (128,), box, tweak.get("swizzle", 128)),
+        TensorMap(Buffer(dst, name="dst"), "bf16", (64, 64), (128,), (64, 64), 128),
+    ]
     want = src[64:].copy()
     # Each thread negates the first 16 bytes of 64: pieces 0, 4, 8, ... in physical order.
     flat = want.reshape(64, 8, 8)
@@ -249,7 +266,8 @@ def make_tma(tweak):
 
 
 # --- bulk copies: load 512 bytes, add 1, reduce into global memory, read the sum back ---------------------------------------
-BULK = ptx(f"""
+BULK = ptx(
+    f"""
 ld.param.u64 %rd0, [src];
 ld.param.u64 %rd1, [acc];
 ld.param.u64 %rd2, [out];
@@ -277,14 +295,18 @@ cp.async.bulk.wait_group 0; // @drain
 ld.global.f32 %f1, [%rd1+4]; // @readback
 st.global.f32 [%rd2], %f1;
 END:
-""", [".u64 src", ".u64 acc", ".u64 out"])
+""",
+    [".u64 src", ".u64 acc", ".u64 out"],
+)
 
 
 def make_bulk(tweak):
     src = rng().standard_normal(128).astype(np.float32)
     acc, out = np.full(128, 2, np.float32), np.zeros(1, np.float32)
     poison = bool(tweak and tweak.get("poison"))
-    return [Buffer(src), Buffer(acc, poison=poison, name="acc"), Buffer(out)], lambda: float(np.abs(acc - (src + 3)).max() > 1e-6 or out[0] != acc[1])
+    return [Buffer(src), Buffer(acc, poison=poison, name="acc"), Buffer(out)], lambda: float(
+        np.abs(acc - (src + 3)).max() > 1e-6 or out[0] != acc[1]
+    )
 
 
 # --- wgmma: O = A B^T (64x64x32) from TMA tiles, then O' = bf16(O) B2 with A in registers -------------------------------------
@@ -296,7 +318,8 @@ def _mma(acc, a, b, p, tail, n=32):
     return f"wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {_regs('acc', n, acc)}, {a}, {b}, {p}, 1, 1{tail};"
 
 
-WGMMA = ptx(f"""
+WGMMA = ptx(
+    f"""
 ld.param.u64 %rd20, [out];
 setp.ne.u32 %p0, %r0, 0;
 @%p0 bra INITED;
@@ -325,8 +348,8 @@ add.u64 %rd6, %rd4, 2;
 mov.pred %p1, 0;
 mov.pred %p2, -1;
 wgmma.fence.sync.aligned; // @fence
-{_mma(0, '%rd3', '%rd4', '%p1', ', 0, 0')} // @mma0
-{_mma(0, '%rd5', '%rd6', '%p2', ', 0, 0')} // @mma1
+{_mma(0, "%rd3", "%rd4", "%p1", ", 0, 0")} // @mma0
+{_mma(0, "%rd5", "%rd6", "%p2", ", 0, 0")} // @mma1
 wgmma.commit_group.sync.aligned;
 wgmma.wait_group.sync.aligned 0; // @mwait
 cvt.rn.bf16x2.f32 %r10, %acc1, %acc0; // @use
@@ -334,7 +357,7 @@ cvt.rn.bf16x2.f32 %r11, %acc3, %acc2;
 cvt.rn.bf16x2.f32 %r12, %acc5, %acc4;
 cvt.rn.bf16x2.f32 %r13, %acc7, %acc6;
 wgmma.fence.sync.aligned; // @fence2
-{_mma(32, '{%r10, %r11, %r12, %r13}', '%rd4', '%p1', ', 1')} // @mmaRS
+{_mma(32, "{%r10, %r11, %r12, %r13}", "%rd4", "%p1", ", 1")} // @mmaRS
 wgmma.commit_group.sync.aligned;
 wgmma.wait_group.sync.aligned 0; // @mwait2
 bar.sync 0; // @freed
@@ -347,7 +370,9 @@ mov.u32 %r10, 0; // @clobber
 mul.wide.u32 %rd7, %r0, 128;
 add.u64 %rd8, %rd20, %rd7;
 {chr(10).join(f"st.global.b32 [%rd8+{4 * i}], %acc{32 + i};" for i in range(32))}
-""", ["ma", "mb", ".u64 out"])
+""",
+    ["ma", "mb", ".u64 out"],
+)
 
 
 def fragment(tile):
@@ -370,7 +395,8 @@ def make_wgmma(tweak):
 
 
 # --- generic writes feed wgmma: the proxy fence matters ------------------------------------------------------------------------
-PROXY = ptx(f"""
+PROXY = ptx(
+    f"""
 ld.param.u64 %rd20, [out];
 mov.u32 %r8, 0x3f803f80;
 shl.b32 %r4, %r0, 4;
@@ -386,13 +412,15 @@ or.b64 %rd3, %rd3, 0x0000001000080000;
 add.u64 %rd4, %rd3, 128;
 mov.pred %p1, 0;
 wgmma.fence.sync.aligned;
-{_mma(0, '%rd3', '%rd4', '%p1', ', 0, 0')} // @mma
+{_mma(0, "%rd3", "%rd4", "%p1", ", 0, 0")} // @mma
 wgmma.commit_group.sync.aligned;
 wgmma.wait_group.sync.aligned 0;
 mul.wide.u32 %rd7, %r0, 4;
 add.u64 %rd8, %rd20, %rd7;
 st.global.b32 [%rd8], %acc5;
-""", [".u64 out"])
+""",
+    [".u64 out"],
+)
 
 
 def make_proxy(tweak):
@@ -401,7 +429,8 @@ def make_proxy(tweak):
 
 
 # --- a cluster of two exchanges by remote stores and a remote mbarrier ------------------------------------------------------------
-CLUSTER = ptx(f"""
+CLUSTER = ptx(
+    f"""
 ld.param.u64 %rd0, [out];
 setp.ne.u32 %p0, %r0, 0;
 @%p0 bra INITED;
@@ -427,7 +456,9 @@ add.u64 %rd2, %rd0, %rd1;
 st.global.u32 [%rd2], %r11;
 barrier.cluster.arrive; // @endarrive
 barrier.cluster.wait; // @endwait
-""", [".u64 out"])
+""",
+    [".u64 out"],
+)
 
 
 def make_cluster(tweak):
@@ -437,7 +468,8 @@ def make_cluster(tweak):
 
 
 # --- bulk copy to the peer's shared memory ---------------------------------------------------------------------------------------
-DSMEM = ptx(f"""
+DSMEM = ptx(
+    f"""
 ld.param.u64 %rd0, [out];
 setp.ne.u32 %p0, %r0, 0;
 @%p0 bra INITED;
@@ -470,10 +502,13 @@ add.u64 %rd2, %rd0, %rd1;
 st.global.u32 [%rd2], %r11;
 barrier.cluster.arrive; // @endarrive
 barrier.cluster.wait; // @endwait
-""", [".u64 out"])
+""",
+    [".u64 out"],
+)
 
 # --- CTAs add in order, by acquire and release through global memory ----------------------------------------------------------------
-SEMAPHORE = ptx("""
+SEMAPHORE = ptx(
+    """
 ld.param.u64 %rd0, [out];
 ld.param.u64 %rd1, [sem];
 mov.u32 %r4, %ctaid.x;
@@ -494,7 +529,9 @@ bar.sync 0; // @leave
 @%p0 bra END;
 red.release.gpu.global.add.u32 [%rd1], 1; // @release
 END:
-""", [".u64 out", ".u64 sem"])
+""",
+    [".u64 out", ".u64 sem"],
+)
 
 
 def make_semaphore(tweak):
@@ -506,7 +543,8 @@ def make_semaphore(tweak):
 
 
 # --- cp.async in two groups ---------------------------------------------------------------------------------------------------------
-CPASYNC = ptx("""
+CPASYNC = ptx(
+    """
 ld.param.u64 %rd0, [src];
 ld.param.u64 %rd1, [out];
 shl.b32 %r4, %r0, 4;
@@ -529,7 +567,9 @@ add.u32 %r8, %r8, %r9;
 mul.wide.u32 %rd4, %r0, 4;
 add.u64 %rd5, %rd1, %rd4;
 st.global.u32 [%rd5], %r8;
-""", [".u64 src", ".u64 out"])
+""",
+    [".u64 src", ".u64 out"],
+)
 
 
 def make_cpasync(tweak):
@@ -543,7 +583,8 @@ def make_cpasync(tweak):
 # S columns 0..63 (M 128, N 64, K 32), P columns 64..95, O columns 128..191 (K = 16: P's first 16 columns)
 TC_IDESC_KK = (1 << 4) | (1 << 7) | (1 << 10) | (64 // 8 << 17) | (128 // 16 << 24)
 TC_IDESC_MN = TC_IDESC_KK | 1 << 16
-TCGEN = ptx(f"""
+TCGEN = ptx(
+    f"""
 ld.param.u64 %rd20, [out];
 setp.ne.u32 %p0, %r0, 0;
 @%p0 bra INITED;
@@ -598,14 +639,14 @@ SOFTMAX:
 shl.b32 %r13, %r2, 21;
 add.u32 %r14, %r5, %r13;
 {wait("%r1+8", "0")} // @wS
-tcgen05.ld.sync.aligned.32x32b.x16.b32 {_regs('acc', 16)}, [%r14]; // @ldS
+tcgen05.ld.sync.aligned.32x32b.x16.b32 {_regs("acc", 16)}, [%r14]; // @ldS
 tcgen05.wait::ld.sync.aligned; // @waitld
 {chr(10).join(f"cvt.rn.bf16x2.f32 %acc{32 + i}, %acc{2 * i + 1}, %acc{2 * i}; // @cvt{i}" for i in range(8))}
-tcgen05.st.sync.aligned.32x32b.x8.b32 [%r14+64], {_regs('acc', 8, 32)}; // @stP
+tcgen05.st.sync.aligned.32x32b.x8.b32 [%r14+64], {_regs("acc", 8, 32)}; // @stP
 tcgen05.wait::st.sync.aligned; // @waitst
 mbarrier.arrive.shared.b64 %rd9, [%r1+16]; // @arriveP
 {wait("%r1+24", "0")} // @wO
-tcgen05.ld.sync.aligned.32x32b.x16.b32 {_regs('acc', 16, 64)}, [%r14+128]; // @ldO
+tcgen05.ld.sync.aligned.32x32b.x16.b32 {_regs("acc", 16, 64)}, [%r14+128]; // @ldO
 tcgen05.wait::ld.sync.aligned; // @waitldO
 mul.wide.u32 %rd7, %r0, 64;
 add.u64 %rd8, %rd20, %rd7;
@@ -615,7 +656,10 @@ bar.sync 0; // @endsync
 @%p3 bra END;
 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r5, 256; // @dealloc
 END:
-""", ["ma", "mb", ".u64 out"], "sm_100a")
+""",
+    ["ma", "mb", ".u64 out"],
+    "sm_100a",
+)
 
 
 def make_tcgen(tweak):
@@ -630,14 +674,17 @@ def make_tcgen(tweak):
 
 
 # --- two CTAs reduce into one counter ----------------------------------------------------------------------------------------------------
-ATOMIC = ptx("""
+ATOMIC = ptx(
+    """
 ld.param.u64 %rd0, [out];
 ld.param.u32 %r4, [n];
 and.b32 %r5, %r0, 3;
 mul.wide.u32 %rd1, %r5, 4;
 add.u64 %rd2, %rd0, %rd1;
 red.global.add.u32 [%rd2], %r4; // @red
-""", [".u64 out", ".u32 n"])
+""",
+    [".u64 out", ".u32 n"],
+)
 
 
 def make_atomic(tweak):
@@ -645,18 +692,21 @@ def make_atomic(tweak):
     return [Buffer(out), Scalar(5, "u32")], lambda: np.abs(out.astype(int) - 2 * 8 * 5).max()
 
 
-CASES = {c.name: c for c in [
-    Case("named", NAMED, 1, 64, 1024, make_named),
-    Case("warp", WARP, 1, 32, 1024, make_warp),
-    Case("mbar", MBAR, 1, 64, 1024, make_mbar),
-    Case("tma", TMA, 1, 128, 16384, make_tma),
-    Case("bulk", BULK, 1, 128, 1024, make_bulk),
-    Case("wgmma", WGMMA, 1, 128, 1024 + 16384, make_wgmma),
-    Case("proxy", PROXY, 1, 128, 8192, make_proxy),
-    Case("cluster", CLUSTER, 2, 32, 1024, make_cluster, (2, 1, 1)),
-    Case("dsmem", DSMEM, 2, 32, 1024, make_cluster, (2, 1, 1)),
-    Case("semaphore", SEMAPHORE, 3, 64, 0, make_semaphore),
-    Case("cpasync", CPASYNC, 1, 64, 2048, make_cpasync),
-    Case("tcgen", TCGEN, 1, 160, 1024 + 24576, make_tcgen),
-    Case("atomic", ATOMIC, 2, 32, 0, make_atomic),
-]}  # fmt: skip
+CASES = {
+    c.name: c
+    for c in [
+        Case("named", NAMED, 1, 64, 1024, make_named),
+        Case("warp", WARP, 1, 32, 1024, make_warp),
+        Case("mbar", MBAR, 1, 64, 1024, make_mbar),
+        Case("tma", TMA, 1, 128, 16384, make_tma),
+        Case("bulk", BULK, 1, 128, 1024, make_bulk),
+        Case("wgmma", WGMMA, 1, 128, 1024 + 16384, make_wgmma),
+        Case("proxy", PROXY, 1, 128, 8192, make_proxy),
+        Case("cluster", CLUSTER, 2, 32, 1024, make_cluster, (2, 1, 1)),
+        Case("dsmem", DSMEM, 2, 32, 1024, make_cluster, (2, 1, 1)),
+        Case("semaphore", SEMAPHORE, 3, 64, 0, make_semaphore),
+        Case("cpasync", CPASYNC, 1, 64, 2048, make_cpasync),
+        Case("tcgen", TCGEN, 1, 160, 1024 + 24576, make_tcgen),
+        Case("atomic", ATOMIC, 2, 32, 0, make_atomic),
+    ]
+}

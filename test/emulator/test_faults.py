@@ -2,6 +2,7 @@
 
 `wrong result` is the expected class only for faults that break no ordering, initialisation, bounds or lifetime rule.
 """
+
 import pytest
 from emulator_kernels import CASES, line_of, wait
 
@@ -10,6 +11,7 @@ from fa4c.runtime.emulator import EmulatorError
 
 def drop(*markers):
     """Remove the marked statements (their lines stay, so that markers do not move)."""
+
     def apply(text):
         for m in markers:
             n = line_of(text, m) - 1
@@ -17,27 +19,32 @@ def drop(*markers):
             lines[n] = f"// dropped // @{m}"
             text = "\n".join(lines)
         return text
+
     return apply
 
 
 def sub(marker, old, new):
     """Change text in the marked line."""
+
     def apply(text):
         n = line_of(text, marker) - 1
         lines = text.split("\n")
         assert old in lines[n], (marker, old, lines[n])
         lines[n] = lines[n].replace(old, new)
         return "\n".join(lines)
+
     return apply
 
 
 def put(marker, line):
     """Replace the marked statement."""
+
     def apply(text):
         n = line_of(text, marker) - 1
         lines = text.split("\n")
         lines[n] = f"{line} // @{marker}"
         return "\n".join(lines)
+
     return apply
 
 
@@ -46,6 +53,7 @@ def both(*edits):
         for e in edits:
             text = e(text)
         return text
+
     return apply
 
 
@@ -69,7 +77,13 @@ FAULTS = {
     "named: dropped barrier": ("named", drop("wait"), "race", "read", {}),
     "named: reader arrives instead of waiting": ("named", put("wait", "bar.arrive 1, 64;"), "race", "read", {}),
     "named: writer does not wait before the second write": ("named", put("empty", "bar.arrive 2, 64;"), "deadlock", "wait", {}),
-    "named: second write before the barrier": ("named", both(put("empty", "st.shared.u32 [%r5], %r6;"), put("rewrite", "bar.sync 2, 64;")), "race", "empty", {}),
+    "named: second write before the barrier": (
+        "named",
+        both(put("empty", "st.shared.u32 [%r5], %r6;"), put("rewrite", "bar.sync 2, 64;")),
+        "race",
+        "empty",
+        {},
+    ),
     "named: wrong barrier number": ("named", sub("wait", "1, 64", "3, 64"), "deadlock", "wait", {}),
     "named: wrong thread count": ("named", sub("wait", "1, 64", "1, 96"), "barrier-count", "wait", {}),
     "named: missing arrive": ("named", drop("free"), "deadlock", "empty", {}),
@@ -88,8 +102,20 @@ FAULTS = {
     "mbar: count too low": ("mbar", sub("init", "32", "16"), "mbarrier-overflow", "full", {}),
     "mbar: initialisation not synchronised": ("mbar", drop("initsync"), "race", "init", {}),
     "mbar: never initialised": ("mbar", drop("init"), "error", "full", {}),
-    "mbar: write after the arrive": ("mbar", both(put("write", "mbarrier.arrive.shared.b64 %rd1, [%r13];"), put("full", "st.shared.u32 [%r15+128], %r16;")), "race", "full", {}),
-    "mbar: early release of the stage": ("mbar", both(put("read", "mbarrier.arrive.shared.b64 %rd1, [%r13+16];"), put("empty", "ld.shared.u32 %r16, [%r15+128];")), "race", "empty", {}),
+    "mbar: write after the arrive": (
+        "mbar",
+        both(put("write", "mbarrier.arrive.shared.b64 %rd1, [%r13];"), put("full", "st.shared.u32 [%r15+128], %r16;")),
+        "race",
+        "full",
+        {},
+    ),
+    "mbar: early release of the stage": (
+        "mbar",
+        both(put("read", "mbarrier.arrive.shared.b64 %rd1, [%r13+16];"), put("empty", "ld.shared.u32 %r16, [%r15+128];")),
+        "race",
+        "empty",
+        {},
+    ),
     # TMA
     "tma: read before completion": ("tma", drop("wait"), "race", "read", {}),
     "tma: dropped proxy fence": ("tma", drop("fence"), "proxy-race", "store", {}),
@@ -117,9 +143,21 @@ FAULTS = {
     "wgmma: dropped wait_group": ("wgmma", drop("mwait"), "wgmma-pending", "use", {}),
     "wgmma: wait for the wrong group": ("wgmma", sub("mwait", "aligned 0", "aligned 1"), "wgmma-pending", "use", {}),
     "wgmma: dropped fence before operand A in registers": ("wgmma", drop("fence2"), "wgmma-fence", "mmaRS", {}),
-    "wgmma: operand A overwritten in flight": ("wgmma", both(put("mwait2", "mov.u32 %r10, 0;"), put("clobber", "wgmma.wait_group.sync.aligned 0;")), "wgmma-pending", "mwait2", {}),
+    "wgmma: operand A overwritten in flight": (
+        "wgmma",
+        both(put("mwait2", "mov.u32 %r10, 0;"), put("clobber", "wgmma.wait_group.sync.aligned 0;")),
+        "wgmma-pending",
+        "mwait2",
+        {},
+    ),
     "wgmma: operands not loaded yet": ("wgmma", drop("wait"), "race", "mma0", {}),
-    "wgmma: stage overwritten in flight": ("wgmma", both(drop("mwait2"), put("clobber", "wgmma.wait_group.sync.aligned 0;")), "race", "reload", {}),
+    "wgmma: stage overwritten in flight": (
+        "wgmma",
+        both(drop("mwait2"), put("clobber", "wgmma.wait_group.sync.aligned 0;")),
+        "race",
+        "reload",
+        {},
+    ),
     "wgmma: dropped barrier before the reload": ("wgmma", drop("freed"), "race", "reload", {}),
     "wgmma: swizzle of the descriptor": ("wgmma", sub("desc", "0x4000004000010000", "0x8000004000010000"), WRONG, None, {}),
     "wgmma: stride of the descriptor": ("wgmma", sub("desc", "0x4000004000010000", "0x400000C000010000"), "error", "mma0", {}),
@@ -130,9 +168,27 @@ FAULTS = {
     "cluster: write before the peer is ready": ("cluster", drop("carrive", "cwait"), "race", "arrive", {}),
     "cluster: relaxed remote arrive": ("cluster", sub("arrive", ".release", ".relaxed"), "race", "read", {}),
     "cluster: dropped wait": ("cluster", drop("wait"), "race", "read", {}),
-    "cluster: own rank instead of the peer's": ("cluster", sub("peer", "xor.b32 %r5, %r4, 1", "and.b32 %r5, %r4, 0"), "deadlock", "wait", {}),
-    "cluster: relaxed barrier without an initialisation fence": ("cluster", both(drop("initfence"), sub("carrive", "arrive", "arrive.relaxed")), "race", "arrive", {}),
-    "cluster: remote write after the peer's exit": ("cluster", both(drop("arrive", "endarrive", "endwait", "wait", "read"), put("write", LATE_WRITE)), "exited-peer", None, {}),
+    "cluster: own rank instead of the peer's": (
+        "cluster",
+        sub("peer", "xor.b32 %r5, %r4, 1", "and.b32 %r5, %r4, 0"),
+        "deadlock",
+        "wait",
+        {},
+    ),
+    "cluster: relaxed barrier without an initialisation fence": (
+        "cluster",
+        both(drop("initfence"), sub("carrive", "arrive", "arrive.relaxed")),
+        "race",
+        "arrive",
+        {},
+    ),
+    "cluster: remote write after the peer's exit": (
+        "cluster",
+        both(drop("arrive", "endarrive", "endwait", "wait", "read"), put("write", LATE_WRITE)),
+        "exited-peer",
+        None,
+        {},
+    ),
     "dsmem: dropped proxy fence": ("dsmem", drop("fence"), "proxy-race", "copy", {}),
     "dsmem: dropped wait": ("dsmem", drop("wait"), "race", "read", {}),
     "dsmem: missing expect_tx": ("dsmem", drop("expect"), "deadlock", "wait", {}),
@@ -142,7 +198,13 @@ FAULTS = {
     "semaphore: dropped barrier before the release": ("semaphore", drop("leave"), "race", "load", {}),
     "semaphore: dropped barrier after the acquire": ("semaphore", drop("enter"), "race", "load", {}),
     "semaphore: missing release": ("semaphore", drop("release"), "deadlock", "acquire", {}),
-    "atomic: plain read, add, write": ("atomic", put("red", "ld.global.u32 %r6, [%rd2];\nadd.u32 %r6, %r6, %r4;\nst.global.u32 [%rd2], %r6;"), "race", None, {}),
+    "atomic: plain read, add, write": (
+        "atomic",
+        put("red", "ld.global.u32 %r6, [%rd2];\nadd.u32 %r6, %r6, %r4;\nst.global.u32 [%rd2], %r6;"),
+        "race",
+        None,
+        {},
+    ),
     "warp: store out of bounds": ("warp", sub("store", "[%rd2]", "[%rd2+4]"), "error", "store", {}),
     "warp: misaligned store": ("warp", sub("store", "[%rd2]", "[%rd2+2]"), "error", "store", {}),
     # cp.async
@@ -152,8 +214,16 @@ FAULTS = {
     # tcgen05
     "tcgen05: dropped wait for S": ("tcgen", drop("wS"), "race", "ldS", {}),
     "tcgen05: dropped wait for O": ("tcgen", drop("wO"), "race", "ldO", {}),
-    "tcgen05: commit before the last MMA": ("tcgen", both(put("mma1", "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1+8];"),
-                                                         put("commit", "tcgen05.mma.cta_group::1.kind::f16 [%r5], %rd5, %rd6, %r11, %p2;")), "race", "ldS", {}),
+    "tcgen05: commit before the last MMA": (
+        "tcgen",
+        both(
+            put("mma1", "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1+8];"),
+            put("commit", "tcgen05.mma.cta_group::1.kind::f16 [%r5], %rd5, %rd6, %r11, %p2;"),
+        ),
+        "race",
+        "ldS",
+        {},
+    ),
     "tcgen05: dropped wait::st": ("tcgen", drop("waitst"), "race", "mmaTS", {}),
     "tcgen05: arrive before the loads are done": ("tcgen", tcgen_early_release, "race", "ldS", {}),
     "tcgen05: P not waited for": ("tcgen", drop("wP"), "race", "mmaTS", {}),
@@ -162,17 +232,38 @@ FAULTS = {
     "tcgen05: columns not allocated": ("tcgen", sub("ldO", "[%r14+128]", "[%r14+256]"), "tmem-unallocated", "ldO", {}),
     "tcgen05: uninitialised accumulator": ("tcgen", sub("noacc", "%p1, 0", "%p1, -1"), "uninitialised", "mma0", {}),
     "tcgen05: leaked columns": ("tcgen", drop("dealloc"), "tmem-leak", "alloc", {}),
-    "tcgen05: freed before the readers are done": ("tcgen", both(put("endsync", "bar.arrive 0, 160;"), drop("waitldO")), "tmem-unallocated", "ldO", {}),
+    "tcgen05: freed before the readers are done": (
+        "tcgen",
+        both(put("endsync", "bar.arrive 0, 160;"), drop("waitldO")),
+        "tmem-unallocated",
+        "ldO",
+        {},
+    ),
     "tcgen05: wrong count to free": ("tcgen", sub("dealloc", "256", "128"), "tmem-dealloc", "dealloc", {}),
-    "tcgen05: alloc after relinquish": ("tcgen", put("relinquish", "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\nadd.u32 %r4, %r4, 4;\ntcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 32;"),
-                                        "tmem-relinquished", None, {}),
-    "tcgen05: more columns than there are": ("tcgen", put("relinquish", "add.u32 %r4, %r4, 4;\ntcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 512;"), "deadlock", None, {}),
+    "tcgen05: alloc after relinquish": (
+        "tcgen",
+        put(
+            "relinquish",
+            "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\nadd.u32 %r4, %r4, 4;\n"
+            "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 32;",
+        ),
+        "tmem-relinquished",
+        None,
+        {},
+    ),
+    "tcgen05: more columns than there are": (
+        "tcgen",
+        put("relinquish", "add.u32 %r4, %r4, 4;\ntcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 512;"),
+        "deadlock",
+        None,
+        {},
+    ),
     "tcgen05: lanes of another warp": ("tcgen", sub("ldO", "[%r14+128]", "[%r7]"), "error", "ldO", {}),
     "tcgen05: address read before the allocation": ("tcgen", drop("allocsync"), "race", "slot", {}),
     "tcgen05: K step of the descriptor": ("tcgen", sub("mma1", "%rd5, %rd6", "%rd5, %rd4"), WRONG, None, {}),
     "tcgen05: operands not loaded yet": ("tcgen", drop("wload"), "race", "mma0", {}),
     "tcgen05: barrier count of P": ("tcgen", sub("initP", "128", "127"), "mbarrier-overflow", "arriveP", {}),
-}  # fmt: skip
+}
 
 
 def outcome(case, text, options):

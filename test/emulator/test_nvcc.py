@@ -1,4 +1,5 @@
 """CUDA C++ compiled by nvcc (nvcc/kernels.cu): what another compiler emits runs too, with right results and no report."""
+
 import pathlib
 
 import numpy as np
@@ -73,14 +74,24 @@ def test_distributed_shared_memory(options):
 
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_threadfence_reduction(options):
-    x, partial, ticket, out = rng.standard_normal(160).astype(np.float32), np.zeros(5, np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+    x, partial, ticket, out = (
+        rng.standard_normal(160).astype(np.float32),
+        np.zeros(5, np.float32),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.float32),
+    )
     go("last_block", 5, 32, [Buffer(x), Buffer(partial, poison=True), Buffer(ticket), Buffer(out)], **options)
     np.testing.assert_allclose(out[0], x.astype(np.float64).sum(), atol=1e-5)
 
 
 def test_threadfence_reduction_without_the_fence():
     text = "\n".join(s for s in PTX.split("\n") if "membar" not in s)
-    x, partial, ticket, out = rng.standard_normal(160).astype(np.float32), np.zeros(5, np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+    x, partial, ticket, out = (
+        rng.standard_normal(160).astype(np.float32),
+        np.zeros(5, np.float32),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.float32),
+    )
     report = launch(text, "last_block", 5, 32, (1, 1, 1), 0, [Buffer(x), Buffer(partial, name="partial"), Buffer(ticket), Buffer(out)])
     assert [h for h in report.errors if h.cls == "race" and "partial" in h.message], report.text()
 

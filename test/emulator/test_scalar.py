@@ -1,4 +1,5 @@
 """Each scalar instruction class against an independent computation: Python integers, fractions and float64."""
+
 import math
 import struct
 from fractions import Fraction
@@ -15,7 +16,11 @@ EDGES = [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0x80000001, M32, 0x3F80000
 A = np.array((EDGES + rng.integers(0, 1 << 32, 32 - len(EDGES)).tolist()), np.uint32)
 B = np.array((EDGES[::-1] + rng.integers(0, 1 << 32, 32 - len(EDGES)).tolist()), np.uint32)
 C = rng.integers(0, 1 << 32, 32, dtype=np.uint32)
-FLOATS = np.array([0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, -1e-39, 3.4e38, np.inf, -np.inf, np.nan, 1 + 2**-23, 2.0**-126, 0.1] + rng.standard_normal(18).tolist(), np.float32)
+FLOATS = np.array(
+    [0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, -1e-39, 3.4e38, np.inf, -np.inf, np.nan, 1 + 2**-23, 2.0**-126, 0.1]
+    + rng.standard_normal(18).tolist(),
+    np.float32,
+)
 FB = np.array(FLOATS[::-1])
 FC = (rng.standard_normal(32) * 2.0 ** rng.integers(-20, 20, 32)).astype(np.float32)
 
@@ -24,13 +29,22 @@ def run3(code, a, b, c, out_bytes=4, width=4):
     """Run `code` with a, b, c in %x, %y, %z (and %X.. for 64 bits); the result is in %d (or %D)."""
     store = "st.global.b32 [%rd10], %d;" if out_bytes == 4 else "st.global.b64 [%rd10], %D;"
     loads = "\n".join(f"ld.param.u64 %rd{i}, [p{i}];" for i in range(4))
-    body = f"""
-.reg .b32 %x; .reg .b32 %y; .reg .b32 %z; .reg .b32 %d; .reg .b64 %X; .reg .b64 %Y; .reg .b64 %Z; .reg .b64 %D; .reg .b16 %s; .reg .b16 %t; .reg .pred %p; .reg .pred %q;
+    body = (
+        f"""
+.reg .b32 %x; .reg .b32 %y; .reg .b32 %z; .reg .b32 %d; .reg .b64 %X; .reg .b64 %Y; .reg .b64 %Z;
+.reg .b64 %D; .reg .b16 %s; .reg .b16 %t; .reg .pred %p; .reg .pred %q;
 {loads}
 mul.wide.u32 %rd4, %r0, {width};
 mul.wide.u32 %rd5, %r0, {out_bytes};
 add.u64 %rd0, %rd0, %rd4; add.u64 %rd1, %rd1, %rd4; add.u64 %rd2, %rd2, %rd4; add.u64 %rd10, %rd3, %rd5;
-""" + ("ld.global.b32 %x, [%rd0]; ld.global.b32 %y, [%rd1]; ld.global.b32 %z, [%rd2];" if width == 4 else "ld.global.b64 %X, [%rd0]; ld.global.b64 %Y, [%rd1]; ld.global.b64 %Z, [%rd2];") + f"\n{code}\n{store}"
+"""
+        + (
+            "ld.global.b32 %x, [%rd0]; ld.global.b32 %y, [%rd1]; ld.global.b32 %z, [%rd2];"
+            if width == 4
+            else "ld.global.b64 %X, [%rd0]; ld.global.b64 %Y, [%rd1]; ld.global.b64 %Z, [%rd2];"
+        )
+        + f"\n{code}\n{store}"
+    )
     out = np.zeros(32, np.uint32 if out_bytes == 4 else np.uint64)
     arrays = [np.ascontiguousarray(v).view(np.uint32 if width == 4 else np.uint64).copy() for v in (a, b, c)]
     launch(ptx(body, [f".u64 p{i}" for i in range(4)]), "k", 1, 32, (1, 1, 1), 0, [*map(Buffer, arrays), Buffer(out)])
@@ -111,12 +125,12 @@ INTEGER = {
     "cvt.u16.u32 %s, %x; cvt.u32.u16 %d, %s;": lambda a, b, c: a & 0xFFFF,
     "cvt.s8.s32 %s, %x; cvt.s32.s16 %d, %s;": lambda a, b, c: (a & 0xFF) - 256 if a & 0x80 else a & 0xFF,
     "cvt.sat.u8.s32 %s, %x; cvt.u32.u16 %d, %s;": lambda a, b, c: min(max(s32(a), 0), 255),
-    "mov.b32 {%s, %t}, %x; mov.b32 %d, {%t, %s};": lambda a, b, c: (a >> 16 | a << 16),
+    "mov.b32 {%s, %t}, %x; mov.b32 %d, {%t, %s};": lambda a, b, c: a >> 16 | a << 16,
     "mov.b64 %X, {%x, %y}; mov.b64 {%d, _}, %X;": lambda a, b, c: a,
     "mov.b32 {%s, %t}, %x; mul.wide.s16 %d, %s, %t;": lambda a, b, c: (((a & 0xFFFF) ^ 0x8000) - 0x8000) * (((a >> 16) ^ 0x8000) - 0x8000),
     "add.sat.s32 %d, %x, %y;": lambda a, b, c: min(max(s32(a) + s32(b), -(2**31)), 2**31 - 1),
     "@!%p1 mov.b32 %d, %x; setp.ne.b32 %p, %x, 0; @%p mov.b32 %d, %y;": lambda a, b, c: b if a else a,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("code", INTEGER)
@@ -184,20 +198,31 @@ SMALL = (rng.standard_normal(32) * 2.0 ** rng.integers(-90, -50, 32)).astype(np.
 TIE = np.full(32, 1 + 2.0**-12, np.float32)
 TIE_C = np.array([2.0**-80, -(2.0**-80)] * 16, np.float32)
 EXACT = {
-    "add.f32 %d, %x, %y;": lambda a, b, c: (a + b, "rn"), "sub.rn.f32 %d, %x, %y;": lambda a, b, c: (a - b, "rn"), "mul.f32 %d, %x, %y;": lambda a, b, c: (a * b, "rn"),
-    "fma.rn.f32 %d, %x, %y, %z;": lambda a, b, c: (a * b + c, "rn"), "add.rm.f32 %d, %x, %y;": lambda a, b, c: (a + b, "rm"), "add.rp.f32 %d, %x, %y;": lambda a, b, c: (a + b, "rp"),
-    "add.rz.f32 %d, %x, %y;": lambda a, b, c: (a + b, "rz"), "fma.rm.f32 %d, %x, %y, %z;": lambda a, b, c: (a * b + c, "rm"), "mul.rz.f32 %d, %x, %y;": lambda a, b, c: (a * b, "rz"),
+    "add.f32 %d, %x, %y;": lambda a, b, c: (a + b, "rn"),
+    "sub.rn.f32 %d, %x, %y;": lambda a, b, c: (a - b, "rn"),
+    "mul.f32 %d, %x, %y;": lambda a, b, c: (a * b, "rn"),
+    "fma.rn.f32 %d, %x, %y, %z;": lambda a, b, c: (a * b + c, "rn"),
+    "add.rm.f32 %d, %x, %y;": lambda a, b, c: (a + b, "rm"),
+    "add.rp.f32 %d, %x, %y;": lambda a, b, c: (a + b, "rp"),
+    "add.rz.f32 %d, %x, %y;": lambda a, b, c: (a + b, "rz"),
+    "fma.rm.f32 %d, %x, %y, %z;": lambda a, b, c: (a * b + c, "rm"),
+    "mul.rz.f32 %d, %x, %y;": lambda a, b, c: (a * b, "rz"),
     "div.rn.f32 %d, %x, %y;": lambda a, b, c: (a / b, "rn"),
-    "mov.b64 %X, {%x, %y}; mov.b64 %Y, {%y, %z}; mov.b64 %Z, {%z, %x}; fma.rn.f32x2 %D, %X, %Y, %Z; mov.b64 {%d, _}, %D;": lambda a, b, c: (a * b + c, "rn"),
+    "mov.b64 %X, {%x, %y}; mov.b64 %Y, {%y, %z}; mov.b64 %Z, {%z, %x}; fma.rn.f32x2 %D, %X, %Y, %Z; mov.b64 {%d, _}, %D;": lambda a, b, c: (
+        a * b + c,
+        "rn",
+    ),
     "mov.b64 %X, {%y, %x}; mov.b64 %Y, {%z, %y}; add.rm.f32x2 %D, %X, %Y; mov.b64 {_, %d}, %D;": lambda a, b, c: (a + b, "rm"),
     "mov.b64 %X, {%x, %y}; mov.b64 %Y, {%y, %z}; mul.rn.f32x2 %D, %X, %Y; mov.b64 {_, %d}, %D;": lambda a, b, c: (b * c, "rn"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("code", EXACT)
 @pytest.mark.parametrize("operands", ["normal", "subnormal", "tie"])
 def test_float_is_correctly_rounded(code, operands):
-    a, b, c = {"normal": (FINITE, FINITE2, FC), "subnormal": (SMALL, SMALL[::-1], SMALL * np.float32(2.0**-70)), "tie": (TIE, TIE, TIE_C)}[operands]
+    a, b, c = {"normal": (FINITE, FINITE2, FC), "subnormal": (SMALL, SMALL[::-1], SMALL * np.float32(2.0**-70)), "tie": (TIE, TIE, TIE_C)}[
+        operands
+    ]
     got = run3(code, a, b, c).view(np.float32)
     for x, p, q, r in zip(got, a, b, c):
         value, mode = EXACT[code](exact(p), exact(q), exact(r))
@@ -213,15 +238,34 @@ def test_minimum_and_maximum_ignore_nan():
     np.testing.assert_array_equal(got, FLOATS.view(np.uint32) ^ np.uint32(0x80000000))
 
 
-@pytest.mark.parametrize("cmp,fn", [("lt", lambda a, b: a < b), ("ne", lambda a, b: a == a and b == b and a != b), ("neu", lambda a, b: not a == b),
-                                    ("geu", lambda a, b: not a < b), ("equ", lambda a, b: not (a < b or a > b)), ("num", lambda a, b: a == a and b == b), ("nan", lambda a, b: a != a or b != b)])  # fmt: skip
+@pytest.mark.parametrize(
+    "cmp,fn",
+    [
+        ("lt", lambda a, b: a < b),
+        ("ne", lambda a, b: a == a and b == b and a != b),
+        ("neu", lambda a, b: a != b),
+        ("geu", lambda a, b: not a < b),
+        ("equ", lambda a, b: not (a < b or a > b)),
+        ("num", lambda a, b: a == a and b == b),
+        ("nan", lambda a, b: a != a or b != b),
+    ],
+)
 def test_float_comparisons(cmp, fn):
     got = run3(f"setp.{cmp}.f32 %p, %x, %y; selp.b32 %d, 1, 0, %p;", FLOATS, FB, FC)
     assert got.tolist() == [int(fn(float(a), float(b))) for a, b in zip(FLOATS, FB)]
 
 
-@pytest.mark.parametrize("op,fn,bound", [("ex2.approx.ftz.f32", lambda x: 2.0**x, 2**-22), ("lg2.approx.f32", lambda x: math.log2(abs(x)), 2**-21), ("rcp.approx.ftz.f32", lambda x: 1 / x, 2**-22),
-                                         ("tanh.approx.f32", math.tanh, 2**-10.9), ("rsqrt.approx.f32", lambda x: abs(x) ** -0.5, 2**-22), ("sqrt.rn.f32", lambda x: abs(x) ** 0.5, 2**-23)])  # fmt: skip
+@pytest.mark.parametrize(
+    "op,fn,bound",
+    [
+        ("ex2.approx.ftz.f32", lambda x: 2.0**x, 2**-22),
+        ("lg2.approx.f32", lambda x: math.log2(abs(x)), 2**-21),
+        ("rcp.approx.ftz.f32", lambda x: 1 / x, 2**-22),
+        ("tanh.approx.f32", math.tanh, 2**-10.9),
+        ("rsqrt.approx.f32", lambda x: abs(x) ** -0.5, 2**-22),
+        ("sqrt.rn.f32", lambda x: abs(x) ** 0.5, 2**-23),
+    ],
+)
 def test_approximations_within_the_documented_error(op, fn, bound):
     x = np.clip(FINITE, -60, 60)
     x = np.abs(x) if op[0] in "lrs" and not op.startswith("rcp") else x
@@ -261,7 +305,10 @@ def test_conversions_between_integers_and_floats():
     got = run3("cvt.rn.f32.s32 %d, %x;", A, B, C).view(np.float32)
     assert got.tolist() == [float(round_f32(Fraction(s32(x)))) for x in A.tolist()]
     got = run3("cvt.rzi.s32.f32 %d, %x;", FLOATS, B, C).view(np.int32)
-    want = [0 if v != v else max(-(2**31), min(2**31 - 1, int(v) if math.isfinite(v) else (2**31 - 1 if v > 0 else -(2**31)))) for v in FLOATS.tolist()]
+    want = [
+        0 if v != v else max(-(2**31), min(2**31 - 1, int(v) if math.isfinite(v) else (2**31 - 1 if v > 0 else -(2**31))))
+        for v in FLOATS.tolist()
+    ]
     assert got.tolist() == want
     got = run3("cvt.rni.f32.f32 %d, %x;", FC, B, C).view(np.float32)
     np.testing.assert_array_equal(got, np.rint(FC))
@@ -294,13 +341,21 @@ def test_mixed_precision():
 def run_lanes(body, n=32, block=32, params=()):
     """The value that each thread leaves in %d."""
     out = np.zeros(block, np.uint32)
-    text = ptx(f".reg .b32 %d; ld.param.u64 %rd0, [out]; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd0, %rd1; mov.u32 %d, 0;\n{body}\nst.global.u32 [%rd1], %d;", [".u64 out"])
+    text = ptx(
+        f".reg .b32 %d; ld.param.u64 %rd0, [out]; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd0, %rd1; "
+        f"mov.u32 %d, 0;\n{body}\nst.global.u32 [%rd1], %d;",
+        [".u64 out"],
+    )
     report = launch(text, "k", 1, block, (1, 1, 1), 1024, [Buffer(out)], max_steps=20000)
     return out, report
 
 
 def test_divergence_and_loops():
-    out, _ = run_lanes("mov.u32 %r4, 0;\nL: add.u32 %r4, %r4, 1; add.u32 %d, %d, %r4; setp.lt.u32 %p0, %r4, %r0; @%p0 bra L;\nand.b32 %r5, %r0, 1; setp.eq.u32 %p1, %r5, 0; @%p1 bra E; add.u32 %d, %d, 1000; bra M;\nE: add.u32 %d, %d, 2000;\nM: add.u32 %d, %d, 1;")
+    out, _ = run_lanes(
+        "mov.u32 %r4, 0;\nL: add.u32 %r4, %r4, 1; add.u32 %d, %d, %r4; setp.lt.u32 %p0, %r4, %r0; "
+        "@%p0 bra L;\nand.b32 %r5, %r0, 1; setp.eq.u32 %p1, %r5, 0; @%p1 bra E; add.u32 %d, %d, 1000; "
+        "bra M;\nE: add.u32 %d, %d, 2000;\nM: add.u32 %d, %d, 1;"
+    )
     want = [sum(range(1, max(1, i) + 1)) + (1000 if i & 1 else 2000) + 1 for i in range(32)]
     assert out.tolist() == want
 
@@ -329,7 +384,8 @@ WARP = {
     "shfl.sync.idx.b32 %d, %r0, 1, 0x181f, -1;": lambda i: (i & 24) | 1,
     "shfl.sync.down.b32 %r4|%p0, %r0, 2, 0x1c1f, -1; selp.b32 %d, %r4, 99, %p0;": lambda i: i + 2 if i % 4 < 2 else 99,
     "setp.gt.u32 %p0, %r0, 7; vote.sync.ballot.b32 %d, %p0, -1;": lambda i: 0xFFFFFF00,
-    "setp.gt.u32 %p0, %r0, 7; vote.sync.any.pred %p1, %p0, -1; vote.sync.all.pred %p2, %p0, -1; selp.b32 %r4, 1, 0, %p1; selp.b32 %r5, 2, 0, %p2; or.b32 %d, %r4, %r5;": lambda i: 1,
+    "setp.gt.u32 %p0, %r0, 7; vote.sync.any.pred %p1, %p0, -1; vote.sync.all.pred %p2, %p0, -1; "
+    "selp.b32 %r4, 1, 0, %p1; selp.b32 %r5, 2, 0, %p2; or.b32 %d, %r4, %r5;": lambda i: 1,
     "redux.sync.add.u32 %d, %r0, -1;": lambda i: 496,
     "redux.sync.max.s32 %d, %r0, -1;": lambda i: 31,
     "redux.sync.xor.b32 %d, %r0, 0xffffffff;": lambda i: 0,
@@ -347,12 +403,23 @@ def test_warp_operations(code):
 
 
 def test_named_barrier_reduction():
-    out, _ = run_lanes("setp.gt.u32 %p0, %r0, 40; bar.red.popc.u32 %d, 0, %p0; bar.red.and.pred %p1, 1, 64, %p0; selp.b32 %r4, 1000, 0, %p1; add.u32 %d, %d, %r4;", block=64)
+    out, _ = run_lanes(
+        "setp.gt.u32 %p0, %r0, 40; bar.red.popc.u32 %d, 0, %p0; bar.red.and.pred %p1, 1, 64, %p0; "
+        "selp.b32 %r4, 1000, 0, %p1; add.u32 %d, %d, %r4;",
+        block=64,
+    )
     assert out.tolist() == [23] * 64
 
 
-@pytest.mark.parametrize("code,want", [("atom.shared.add.u32 %d, [%r1], 1;", sorted(range(32))), ("atom.shared.exch.b32 %d, [%r1], %r0;", sorted([0] + list(range(31)))),
-                                       ("atom.shared.max.u32 %d, [%r1], %r0;", None), ("atom.shared.cas.b32 %d, [%r1], %r0, 99;", [0] + [99] * 31)])  # fmt: skip
+@pytest.mark.parametrize(
+    "code,want",
+    [
+        ("atom.shared.add.u32 %d, [%r1], 1;", sorted(range(32))),
+        ("atom.shared.exch.b32 %d, [%r1], %r0;", sorted([0] + list(range(31)))),
+        ("atom.shared.max.u32 %d, [%r1], %r0;", None),
+        ("atom.shared.cas.b32 %d, [%r1], %r0, 99;", [0] + [99] * 31),
+    ],
+)
 def test_atomics(code, want):
     out, _ = run_lanes("setp.ne.u32 %p5, %r0, 0; @!%p5 st.shared.u32 [%r1], 0; bar.warp.sync -1;" + code)
     if want is not None:
@@ -360,21 +427,38 @@ def test_atomics(code, want):
 
 
 def test_local_memory_is_private():
-    out, _ = run_lanes(".local .align 4 .b8 depot[64]; mov.u64 %rd5, depot; cvta.local.u64 %rd6, %rd5; st.local.u32 [%rd5+4], %r0; ld.u32 %d, [%rd6+4];")
+    out, _ = run_lanes(
+        ".local .align 4 .b8 depot[64]; mov.u64 %rd5, depot; cvta.local.u64 %rd6, %rd5; st.local.u32 [%rd5+4], %r0; ld.u32 %d, [%rd6+4];"
+    )
     assert out.tolist() == list(range(32))
 
 
 def test_special_registers():
-    out, _ = run_lanes("mov.u32 %r4, %ntid.x; mov.u32 %r5, %nctaid.x; mov.u32 %r6, %warpid; mov.u32 %r7, %laneid; mad.lo.u32 %d, %r4, 100, %r5; mad.lo.u32 %d, %d, 10, %r6; mad.lo.u32 %d, %d, 100, %r7;", block=64)
+    out, _ = run_lanes(
+        "mov.u32 %r4, %ntid.x; mov.u32 %r5, %nctaid.x; mov.u32 %r6, %warpid; mov.u32 %r7, %laneid; "
+        "mad.lo.u32 %d, %r4, 100, %r5; mad.lo.u32 %d, %d, 10, %r6; mad.lo.u32 %d, %d, 100, %r7;",
+        block=64,
+    )
     assert out.tolist() == [((64 * 100 + 1) * 10 + i // 32) * 100 + i % 32 for i in range(64)]
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("line,what", [
-    ("frobnicate.b32 %r4, %r5;", "frobnicate"), ("add.u32 %r4, %r999, 1;", "%r999"), ("bra NOWHERE;", "NOWHERE"), ("mov.u32 %r4, %nosuch;", "nosuch"),
-    ("tcgen05.cp.cta_group::1.128x256b [%r4], %rd5;", "tcgen05.cp"), ("add.u32 %r4 %r5;", "%r4 %r5"), ("add.u32 %r4;", "add.u32"), ("tcgen05.mma.cta_group::1.kind::tf32 [%r4], %rd1, %rd2, %r5, %p0;", "kind::tf32"),
-    ("L: add.u32 %r4, %r4, 1;\nbra L;", "20000"), ("ld.global.u32 %r4, [%rd9];", "out of bounds"), ("ld.shared.u32 %r4, [%r1+99999];", "out of bounds"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line,what",
+    [
+        ("frobnicate.b32 %r4, %r5;", "frobnicate"),
+        ("add.u32 %r4, %r999, 1;", "%r999"),
+        ("bra NOWHERE;", "NOWHERE"),
+        ("mov.u32 %r4, %nosuch;", "nosuch"),
+        ("tcgen05.cp.cta_group::1.128x256b [%r4], %rd5;", "tcgen05.cp"),
+        ("add.u32 %r4 %r5;", "%r4 %r5"),
+        ("add.u32 %r4;", "add.u32"),
+        ("tcgen05.mma.cta_group::1.kind::tf32 [%r4], %rd1, %rd2, %r5, %p0;", "kind::tf32"),
+        ("L: add.u32 %r4, %r4, 1;\nbra L;", "20000"),
+        ("ld.global.u32 %r4, [%rd9];", "out of bounds"),
+        ("ld.shared.u32 %r4, [%r1+99999];", "out of bounds"),
+    ],
+)
 def test_bad_input_is_located(line, what):
     text = ptx(line)
     with pytest.raises(EmulatorError) as e:
@@ -382,7 +466,10 @@ def test_bad_input_is_located(line, what):
     assert what in str(e.value) and e.value.line in (16, 17), str(e.value)
 
 
-@pytest.mark.parametrize("text", ["", "hello", ".version 8.8\n.target sm_90a\n.entry k() { add.u32", ".version 8.8\n.target sm_90a\n.entry k( .param .u99 x ) { ret; }"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", ".version 8.8\n.target sm_90a\n.entry k() { add.u32", ".version 8.8\n.target sm_90a\n.entry k( .param .u99 x ) { ret; }"],
+)
 def test_malformed_text(text):
     with pytest.raises(EmulatorError):
         launch(text, "k", 1, 32, (1, 1, 1), 0, [])

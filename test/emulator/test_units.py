@@ -1,4 +1,5 @@
 """Asynchronous and matrix units against float64 and NumPy: every descriptor layout, swizzle, rank and shape in use."""
+
 import struct
 
 import numpy as np
@@ -78,12 +79,24 @@ ld.param.u64 %rd1, [out];
 mbarrier.arrive.expect_tx.shared.b64 %rd2, [%r1], SIZE;
 add.u32 %r4, %r1, 1024;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r4], [%rd0], SIZE, [%r1];
-J: {wait('%r1', '0')}
+J: {wait("%r1", "0")}
 """
-WGMMA_CASES = [(n, sa, ka, sb, kb, b16) for n, sa, ka, sb, kb, b16 in [
-    (64, 128, True, 128, True, True), (128, 128, True, 128, False, True), (8, 64, True, 64, True, True), (64, 32, True, 32, True, False), (64, 0, True, 0, True, True),
-    (64, 128, False, 128, False, True), (64, 64, False, 64, False, True), (32, 32, False, 32, False, False), (64, 0, False, 0, False, True), (256, 128, True, 128, True, False), (24, 64, True, 0, False, True),
-]]  # fmt: skip
+WGMMA_CASES = [
+    (n, sa, ka, sb, kb, b16)
+    for n, sa, ka, sb, kb, b16 in [
+        (64, 128, True, 128, True, True),
+        (128, 128, True, 128, False, True),
+        (8, 64, True, 64, True, True),
+        (64, 32, True, 32, True, False),
+        (64, 0, True, 0, True, True),
+        (64, 128, False, 128, False, True),
+        (64, 64, False, 64, False, True),
+        (32, 32, False, 32, False, False),
+        (64, 0, False, 0, False, True),
+        (256, 128, True, 128, True, False),
+        (24, 64, True, 0, False, True),
+    ]
+]
 
 
 @pytest.mark.parametrize("n,sa,ka,sb,kb,is_bf16", WGMMA_CASES)
@@ -97,7 +110,9 @@ def test_wgmma_layouts(n, sa, ka, sb, kb, is_bf16):
     t = "bf16" if is_bf16 else "f16"
     regs = ", ".join(f"%acc{i}" for i in range(n // 2))
     stores = "\n".join(f"st.global.b32 [%rd5+{4 * i}], %acc{i};" for i in range(n // 2))
-    text = ptx(LOAD_IMAGE.replace("SIZE", str(size)) + f"""
+    text = ptx(
+        LOAD_IMAGE.replace("SIZE", str(size))
+        + f"""
 mov.b64 %rd3, {da}; mov.b64 %rd4, {db}; mov.pred %p1, 0; mov.pred %p2, -1;
 wgmma.fence.sync.aligned;
 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{regs}}}, %rd3, %rd4, %p1, 1, 1, {int(not ka)}, {int(not kb)};
@@ -105,10 +120,12 @@ wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{regs}}}, %rd3, %rd4, %p2,
 wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{regs}}}, %rd3, %rd4, %p2, 1, 1, {int(not ka)}, {int(not kb)};
 wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
 mul.wide.u32 %rd6, %r0, {2 * n}; add.u64 %rd5, %rd1, %rd6;
-{stores}""", [".u64 image", ".u64 out"])
+{stores}""",
+        [".u64 image", ".u64 out"],
+    )
     out = np.zeros((128, n // 2), np.float32)
     # The image starts at the first byte behind the barriers: window byte 2048.
-    report = launch(text, "k", 1, 128, (1, 1, 1), size + 1024, [Buffer(image[START // 2:].copy()), Buffer(out)])
+    report = launch(text, "k", 1, 128, (1, 1, 1), size + 1024, [Buffer(image[START // 2 :].copy()), Buffer(out)])
     assert report.ok, report.text()
     want = decode(a, is_bf16).astype(np.float64) @ decode(b, is_bf16).astype(np.float64).T
     tile = np.zeros((64, n))
@@ -119,9 +136,16 @@ mul.wide.u32 %rd6, %r0, {2 * n}; add.u64 %rd5, %rd1, %rd6;
 
 
 TC_CASES = [  # M, N, A from tensor memory, swizzle and majors
-    (128, 64, False, 128, True, 128, True), (128, 128, False, 128, False, 128, False), (128, 16, False, 64, True, 64, False), (128, 256, False, 128, True, 128, False),
-    (64, 64, False, 128, True, 128, True), (128, 64, True, 0, True, 128, False), (128, 32, False, 32, True, 32, True), (128, 32, False, 0, True, 0, False), (128, 96, True, 0, True, 64, False),
-]  # fmt: skip
+    (128, 64, False, 128, True, 128, True),
+    (128, 128, False, 128, False, 128, False),
+    (128, 16, False, 64, True, 64, False),
+    (128, 256, False, 128, True, 128, False),
+    (64, 64, False, 128, True, 128, True),
+    (128, 64, True, 0, True, 128, False),
+    (128, 32, False, 32, True, 32, True),
+    (128, 32, False, 0, True, 0, False),
+    (128, 96, True, 0, True, 64, False),
+]
 
 
 @pytest.mark.parametrize("m,n,ts,sa,ka,sb,kb", TC_CASES)
@@ -134,11 +158,19 @@ def test_tcgen05_layouts(m, n, ts, sa, ka, sb, kb):
     idesc = 1 << 4 | 1 << 7 | 1 << 10 | (0 if ka or ts else 1) << 15 | (not kb) << 16 | n // 8 << 17 | m // 16 << 24
     size = 40960
     words = np.ascontiguousarray(a).view(np.uint32)  # [m, 8]
-    a_words = "ld.param.u64 %rd9, [aw]; mul.wide.u32 %rd10, %r0, 32; add.u64 %rd9, %rd9, %rd10;" + "".join(f"ld.global.b32 %acc{i}, [%rd9+{4 * i}];" for i in range(8))
-    a_words += "tcgen05.st.sync.aligned.32x32b.x8.b32 [%r8+256], {%acc0, %acc1, %acc2, %acc3, %acc4, %acc5, %acc6, %acc7}; tcgen05.wait::st.sync.aligned;"
-    lds = "\n".join(f"tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{', '.join(f'%acc{i}' for i in range(8))}}}, [%r8+{c}]; tcgen05.wait::ld.sync.aligned;\n"
-                    + "\n".join(f"st.global.b32 [%rd5+{4 * (c + i)}], %acc{i};" for i in range(8)) for c in range(0, n, 8))
-    text = ptx(LOAD_IMAGE.replace("SIZE", str(size)) + f"""
+    a_words = "ld.param.u64 %rd9, [aw]; mul.wide.u32 %rd10, %r0, 32; add.u64 %rd9, %rd9, %rd10;" + "".join(
+        f"ld.global.b32 %acc{i}, [%rd9+{4 * i}];" for i in range(8)
+    )
+    a_words += "tcgen05.st.sync.aligned.32x32b.x8.b32 [%r8+256], {%acc0, %acc1, %acc2, %acc3, %acc4, %acc5, %acc6, %acc7};"
+    a_words += "tcgen05.wait::st.sync.aligned;"
+    lds = "\n".join(
+        f"tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{', '.join(f'%acc{i}' for i in range(8))}}}, [%r8+{c}]; tcgen05.wait::ld.sync.aligned;\n"
+        + "\n".join(f"st.global.b32 [%rd5+{4 * (c + i)}], %acc{i};" for i in range(8))
+        for c in range(0, n, 8)
+    )
+    text = ptx(
+        LOAD_IMAGE.replace("SIZE", str(size))
+        + f"""
 setp.ne.u32 %p3, %r2, 0;
 add.u32 %r5, %r1, 64;
 @%p3 bra A;
@@ -147,28 +179,33 @@ A: bar.sync 0;
 ld.shared.b32 %r6, [%r5];
 shl.b32 %r7, %r2, 21;
 add.u32 %r8, %r6, %r7;
-{a_words if ts else ''}
+{a_words if ts else ""}
 bar.sync 0;
 @%p3 bra S;
 elect.sync %r9|%p4, -1;
 @!%p4 bra S;
 mov.b64 %rd3, {da}; mov.b64 %rd4, {db}; mov.pred %p1, 0; mov.pred %p2, -1; mov.u32 %r10, {idesc}; add.u32 %r11, %r6, 256;
-tcgen05.mma.cta_group::1.kind::f16 [%r6], {'[%r11]' if ts else '%rd3'}, %rd4, %r10, %p1;
-tcgen05.mma.cta_group::1.kind::f16 [%r6], {'[%r11]' if ts else '%rd3'}, %rd4, %r10, %p2;
+tcgen05.mma.cta_group::1.kind::f16 [%r6], {"[%r11]" if ts else "%rd3"}, %rd4, %r10, %p1;
+tcgen05.mma.cta_group::1.kind::f16 [%r6], {"[%r11]" if ts else "%rd3"}, %rd4, %r10, %p2;
 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1+8];
-S: {wait('%r1+8', '0')}
+S: {wait("%r1+8", "0")}
 mul.wide.u32 %rd6, %r0, {4 * n}; add.u64 %rd5, %rd1, %rd6;
 {lds}
 bar.sync 0;
 @%p3 bra E;
 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 512;
-E:""", [".u64 image", ".u64 out", ".u64 aw"], "sm_100a")
+E:""",
+        [".u64 image", ".u64 out", ".u64 aw"],
+        "sm_100a",
+    )
     out = np.zeros((128, n), np.float32)
     if m == 64:  # rows 16..31 of each quarter hold nothing: reading them is reported, which is right, so check values only
-        report = launch(text, "k", 1, 128, (1, 1, 1), size + 1024, [Buffer(image[START // 2:].copy()), Buffer(out), Buffer(words)], hazards=False)
+        report = launch(
+            text, "k", 1, 128, (1, 1, 1), size + 1024, [Buffer(image[START // 2 :].copy()), Buffer(out), Buffer(words)], hazards=False
+        )
         out = out.reshape(4, 32, n)[:, :16].reshape(64, n)
     else:
-        report = launch(text, "k", 1, 128, (1, 1, 1), size + 1024, [Buffer(image[START // 2:].copy()), Buffer(out), Buffer(words)])
+        report = launch(text, "k", 1, 128, (1, 1, 1), size + 1024, [Buffer(image[START // 2 :].copy()), Buffer(out), Buffer(words)])
     assert report.ok, report.text()
     want = 2 * (f32(a).astype(np.float64) @ f32(b).astype(np.float64).T)
     np.testing.assert_allclose(out, want, atol=1e-4, rtol=1e-5)
@@ -180,25 +217,37 @@ def tma_kernel(rank, nbytes, store=False, reduce=None):
     moves = "\n".join(f"ld.param.u32 %r{10 + i}, [c{i}];" for i in range(rank))
     copy = f"""mbarrier.arrive.expect_tx.shared.b64 %rd3, [%r1], {nbytes};
 cp.async.bulk.tensor.{rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r1+1024], [%rd2, {{{coords}}}], [%r1];"""
-    out = f"""{wait('%r1', '0')}
+    out = f"""{wait("%r1", "0")}
 mov.u32 %r4, %r0;
-L: shl.b32 %r5, %r4, 2; add.u32 %r6, %r1, %r5; ld.shared.b32 %r7, [%r6+1024]; cvt.u64.u32 %rd4, %r5; add.u64 %rd5, %rd1, %rd4; st.global.b32 [%rd5], %r7;
+L: shl.b32 %r5, %r4, 2; add.u32 %r6, %r1, %r5; ld.shared.b32 %r7, [%r6+1024];
+cvt.u64.u32 %rd4, %r5; add.u64 %rd5, %rd1, %rd4; st.global.b32 [%rd5], %r7;
 add.u32 %r4, %r4, 32; setp.lt.u32 %p1, %r4, {nbytes // 4}; @%p1 bra L;"""
     if store:
-        op = f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{reduce}.tile.bulk_group" if reduce else f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
-        copy, out = "", f"""mov.u32 %r4, %r0;
-L: shl.b32 %r5, %r4, 2; add.u32 %r6, %r1, %r5; cvt.u64.u32 %rd4, %r5; add.u64 %rd5, %rd1, %rd4; ld.global.b32 %r7, [%rd5]; st.shared.b32 [%r6+1024], %r7;
+        op = (
+            f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{reduce}.tile.bulk_group"
+            if reduce
+            else f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
+        )
+        copy, out = (
+            "",
+            f"""mov.u32 %r4, %r0;
+L: shl.b32 %r5, %r4, 2; add.u32 %r6, %r1, %r5; cvt.u64.u32 %rd4, %r5; add.u64 %rd5, %rd1, %rd4;
+ld.global.b32 %r7, [%rd5]; st.shared.b32 [%r6+1024], %r7;
 add.u32 %r4, %r4, 32; setp.lt.u32 %p1, %r4, {nbytes // 4}; @%p1 bra L;
 fence.proxy.async.shared::cta; bar.warp.sync -1; @%p0 bra E;
-{op} [%rd2, {{{coords}}}], [%r1+1024]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; E:"""
-    return ptx(f"""{moves}
+{op} [%rd2, {{{coords}}}], [%r1+1024]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; E:""",
+        )
+    return ptx(
+        f"""{moves}
 ld.param.u64 %rd1, [out];
 mov.b64 %rd2, tm; cvta.param.u64 %rd2, %rd2;
 setp.ne.u32 %p0, %r0, 0; @%p0 bra I;
 mbarrier.init.shared.b64 [%r1], 1;
 {copy}
 I: bar.warp.sync -1;
-{out}""", ["tm", ".u64 out", *(f".u32 c{i}" for i in range(rank))])
+{out}""",
+        ["tm", ".u64 out", *(f".u32 c{i}" for i in range(rank))],
+    )
 
 
 def pieces_out(tile_bytes, swizzle):
@@ -211,9 +260,15 @@ def pieces_out(tile_bytes, swizzle):
 
 
 TMA_CASES = [  # dtype, dims, box, coordinates, swizzle
-    ("bf16", (64, 40), (64, 16), (0, 8), 128), ("bf16", (64, 40), (32, 16), (32, 30), 64), ("f32", (40, 9), (8, 4), (36, -2), 32), ("bf16", (128,), (64,), (96,), 0), ("u8", (64, 8), (32, 8), (-16, 0), 0),
-    ("bf16", (64, 6, 5), (64, 4, 2), (0, 4, 4), 128), ("bf16", (32, 3, 4, 2), (32, 2, 2, 2), (0, -1, 3, 1), 64), ("f32", (16, 2, 3, 2, 2), (8, 2, 1, 2, 1), (8, 0, 2, 1, 1), 0),
-]  # fmt: skip
+    ("bf16", (64, 40), (64, 16), (0, 8), 128),
+    ("bf16", (64, 40), (32, 16), (32, 30), 64),
+    ("f32", (40, 9), (8, 4), (36, -2), 32),
+    ("bf16", (128,), (64,), (96,), 0),
+    ("u8", (64, 8), (32, 8), (-16, 0), 0),
+    ("bf16", (64, 6, 5), (64, 4, 2), (0, 4, 4), 128),
+    ("bf16", (32, 3, 4, 2), (32, 2, 2, 2), (0, -1, 3, 1), 64),
+    ("f32", (16, 2, 3, 2, 2), (8, 2, 1, 2, 1), (8, 0, 2, 1, 1), 0),
+]
 
 
 @pytest.mark.parametrize("dtype,dims,box,coords,swizzle", TMA_CASES)
@@ -241,7 +296,9 @@ def test_tma_tiles(dtype, dims, box, coords, swizzle, store):
         want = tensor.copy()
         for i, at in inside:
             want[at[::-1]] = dense[i[::-1]]
-        report = launch(tma_kernel(len(dims), nbytes, True), "k", 1, 32, (1, 1, 1), 1024 + nbytes, [m, Buffer(image.view(np.uint32)), *params])
+        report = launch(
+            tma_kernel(len(dims), nbytes, True), "k", 1, 32, (1, 1, 1), 1024 + nbytes, [m, Buffer(image.view(np.uint32)), *params]
+        )
         np.testing.assert_array_equal(tensor, want)
     assert report.ok, report.text()
 
@@ -262,7 +319,13 @@ def raw_map(address, dtype_code, dims, strides, box, swizzle_code):
     dims, box = list(dims) + [1] * (5 - len(dims)), list(box) + [1] * (5 - len(box))
     strides = list(strides) + [0] * (4 - len(strides))
     flags = (len([d for d in dims if d > 1]) - 1) << 4 | dtype_code << 7 | swizzle_code << 13 | 2 << 17
-    head = struct.pack("<QI4I", address, flags, *(s >> 4 for s in strides)) + struct.pack("<I", 0) + struct.pack("<5I", *(d - 1 for d in dims)) + bytes(3) + bytes(b - 1 for b in box)
+    head = (
+        struct.pack("<QI4I", address, flags, *(s >> 4 for s in strides))
+        + struct.pack("<I", 0)
+        + struct.pack("<5I", *(d - 1 for d in dims))
+        + bytes(3)
+        + bytes(b - 1 for b in box)
+    )
     return head.ljust(128, b"\0")
 
 
@@ -275,7 +338,16 @@ def test_raw_descriptor_bytes():
     np.testing.assert_array_equal(out.reshape(-1, 16), pieces_out(np.ascontiguousarray(tensor[8:24]).view(np.uint8).ravel(), 128))
 
 
-@pytest.mark.parametrize("change,what", [({"box": (64, 257)}, "256"), ({"box": (4, 16)}, "multiple of 16"), ({"strides_bytes": (120,)}, "multiples of 16"), ({"swizzle": 64}, "swizzle span"), ({"dims": (64, 40, 2)}, "rank")])
+@pytest.mark.parametrize(
+    "change,what",
+    [
+        ({"box": (64, 257)}, "256"),
+        ({"box": (4, 16)}, "multiple of 16"),
+        ({"strides_bytes": (120,)}, "multiples of 16"),
+        ({"swizzle": 64}, "swizzle span"),
+        ({"dims": (64, 40, 2)}, "rank"),
+    ],
+)
 def test_bad_tensor_maps_are_refused(change, what):
     args = {"dtype": "bf16", "dims": (64, 40), "strides_bytes": (128,), "box": (64, 16), "swizzle": 128} | change
     with pytest.raises(EmulatorError, match=what):
@@ -293,7 +365,8 @@ def test_map_larger_than_its_buffer():
 def test_ldmatrix_and_stmatrix(trans):
     data = rng.integers(0, 1 << 16, (32, 8)).astype(np.uint16)
     out = np.zeros((32, 8), np.uint16)
-    text = ptx(f"""
+    text = ptx(
+        f"""
 ld.param.u64 %rd0, [src]; ld.param.u64 %rd1, [out];
 mul.wide.u32 %rd2, %r0, 16; add.u64 %rd3, %rd0, %rd2; add.u64 %rd4, %rd1, %rd2;
 ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%rd3];
@@ -304,7 +377,9 @@ ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r8
 stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r8+512], {{%r10, %r11, %r12, %r13}};
 bar.warp.sync -1;
 ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [%r8+512];
-st.global.v4.b32 [%rd4], {{%r4, %r5, %r6, %r7}};""", [".u64 src", ".u64 out"])
+st.global.v4.b32 [%rd4], {{%r4, %r5, %r6, %r7}};""",
+        [".u64 src", ".u64 out"],
+    )
     report = launch(text, "k", 1, 32, (1, 1, 1), 1024, [Buffer(data), Buffer(out)])
     want = data.reshape(4, 8, 8).transpose(0, 2, 1).reshape(32, 8) if trans else data
     np.testing.assert_array_equal(out, want)
@@ -314,7 +389,11 @@ st.global.v4.b32 [%rd4], {{%r4, %r5, %r6, %r7}};""", [".u64 src", ".u64 out"])
 @pytest.mark.parametrize("k,t", [(16, "bf16"), (8, "bf16"), (16, "f16")])
 def test_mma_sync(k, t):
     is_bf16 = t == "bf16"
-    a, b, c = encode(rng.standard_normal((16, k)).astype(np.float32), is_bf16), encode(rng.standard_normal((8, k)).astype(np.float32), is_bf16), rng.standard_normal((16, 8)).astype(np.float32)
+    a, b, c = (
+        encode(rng.standard_normal((16, k)).astype(np.float32), is_bf16),
+        encode(rng.standard_normal((8, k)).astype(np.float32), is_bf16),
+        rng.standard_normal((16, 8)).astype(np.float32),
+    )
     na, nb = k // 4, k // 8
     lane = np.arange(32)
     g, q = lane // 4, lane % 4
@@ -327,12 +406,21 @@ def test_mma_sync(k, t):
         B[:, r] = b[g, 2 * q + 8 * r].astype(np.uint32) | b[g, 2 * q + 8 * r + 1].astype(np.uint32) << 16
     C = np.stack([c[g + 8 * (r // 2), 2 * q + r % 2] for r in range(4)], 1)
     out = np.zeros((32, 4), np.float32)
-    lists = {n: "{" + ", ".join(f"%acc{s + i}" for i in range(m)) + "}" for n, s, m in (("a", 0, na), ("b", 10, nb), ("c", 20, 4), ("d", 30, 4))}
-    loads = "".join(f"ld.global.b32 %acc{s + i}, [%rd{r}+{4 * i}];\n" for s, r, m in ((0, 10, na), (10, 11, nb), (20, 12, 4)) for i in range(m))
-    text = ptx("".join(f"ld.param.u64 %rd{i}, [p{i}];" for i in range(4)) + f"mul.wide.u32 %rd4, %r0, {4 * na}; mul.wide.u32 %rd5, %r0, {4 * nb}; mul.wide.u32 %rd6, %r0, 16;"
-               "add.u64 %rd10, %rd0, %rd4; add.u64 %rd11, %rd1, %rd5; add.u64 %rd12, %rd2, %rd6; add.u64 %rd13, %rd3, %rd6;\n" + loads
-               + f"mma.sync.aligned.m16n8k{k}.row.col.f32.{t}.{t}.f32 {lists['d']}, {lists['a']}, {lists['b']}, {lists['c']};\n"
-               + "".join(f"st.global.b32 [%rd13+{4 * i}], %acc{30 + i};\n" for i in range(4)), [f".u64 p{i}" for i in range(4)])  # fmt: skip
+    lists = {
+        n: "{" + ", ".join(f"%acc{s + i}" for i in range(m)) + "}" for n, s, m in (("a", 0, na), ("b", 10, nb), ("c", 20, 4), ("d", 30, 4))
+    }
+    loads = "".join(
+        f"ld.global.b32 %acc{s + i}, [%rd{r}+{4 * i}];\n" for s, r, m in ((0, 10, na), (10, 11, nb), (20, 12, 4)) for i in range(m)
+    )
+    text = ptx(
+        "".join(f"ld.param.u64 %rd{i}, [p{i}];" for i in range(4))
+        + f"mul.wide.u32 %rd4, %r0, {4 * na}; mul.wide.u32 %rd5, %r0, {4 * nb}; mul.wide.u32 %rd6, %r0, 16;"
+        "add.u64 %rd10, %rd0, %rd4; add.u64 %rd11, %rd1, %rd5; add.u64 %rd12, %rd2, %rd6; add.u64 %rd13, %rd3, %rd6;\n"
+        + loads
+        + f"mma.sync.aligned.m16n8k{k}.row.col.f32.{t}.{t}.f32 {lists['d']}, {lists['a']}, {lists['b']}, {lists['c']};\n"
+        + "".join(f"st.global.b32 [%rd13+{4 * i}], %acc{30 + i};\n" for i in range(4)),
+        [f".u64 p{i}" for i in range(4)],
+    )
     launch(text, "k", 1, 32, (1, 1, 1), 0, [Buffer(A), Buffer(B), Buffer(np.ascontiguousarray(C)), Buffer(out)])
     want = decode(a, is_bf16).astype(np.float64) @ decode(b, is_bf16).astype(np.float64).T + c
     for r in range(4):
@@ -341,7 +429,11 @@ def test_mma_sync(k, t):
 
 def test_a_workspace_keeps_what_earlier_launches_wrote():
     write = ptx("ld.param.u64 %rd0, [w]; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd0, %rd1; st.global.u32 [%rd1], %r0;", [".u64 w"])
-    read = ptx("ld.param.u64 %rd0, [w]; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd0, %rd1; ld.global.u32 %r4, [%rd1+OFF]; st.global.u32 [%rd1], %r4;", [".u64 w"])
+    read = ptx(
+        "ld.param.u64 %rd0, [w]; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd0, %rd1; ld.global.u32 %r4, [%rd1+OFF]; "
+        "st.global.u32 [%rd1], %r4;",
+        [".u64 w"],
+    )
     w = Buffer(np.zeros(64, np.uint32), name="w", poison=True)
     assert launch(write, "k", 1, 32, (1, 1, 1), 0, [w]).ok
     assert launch(read.replace("OFF", "0"), "k", 1, 32, (1, 1, 1), 0, [w]).ok

@@ -2,6 +2,7 @@
 
 `launch` runs one kernel on NumPy arrays. See docs/emulator.md for what is modelled and how to read a report.
 """
+
 from .errors import EmulatorError
 from .launch import Buffer, Scalar, TensorMap, launch
 from .report import Hazard, Report

@@ -1,4 +1,5 @@
 """python -m fa4c.runtime.emulator KERNEL.ptx --launch launch.json"""
+
 import sys
 
 from .launch_file import main

@@ -3,6 +3,7 @@
 Release and acquire through global memory: each location that a release writes keeps the clock it publishes; a fence before
 a relaxed write, or after a relaxed read, does the same. Float additions happen in schedule order, lane 0 first.
 """
+
 import numpy as np
 
 from .codegen import Unsupported
@@ -14,7 +15,21 @@ from .numerics import map16, map16s
 from .parser import TYPE_BYTES, Mem, Sink, Vec
 
 STRONG = ("acquire", "release", "relaxed", "volatile", "mmio", "acq_rel")
-_VIEW = {"u32": "u4", "s32": "i4", "b32": "u4", "f32": "f4", "u64": "u8", "s64": "i8", "b64": "u8", "f64": "f8", "f16x2": "u4", "bf16x2": "u4", "b16": "u2", "f16": "u2", "bf16": "u2"}
+_VIEW = {
+    "u32": "u4",
+    "s32": "i4",
+    "b32": "u4",
+    "f32": "f4",
+    "u64": "u8",
+    "s64": "i8",
+    "b64": "u8",
+    "f64": "f8",
+    "f16x2": "u4",
+    "bf16x2": "u4",
+    "b16": "u2",
+    "f16": "u2",
+    "bf16": "u2",
+}
 
 
 def _space(parts):
@@ -32,9 +47,17 @@ def _function(op, t):
     if t in ("f16", "bf16"):
         fn = {"add": lambda x, y: x + y, "min": np.fmin, "max": np.fmax}[op]
         return lambda old, v: map16s(fn, t, old, v)
-    return {"add": lambda old, v: old + v, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-            "exch": lambda old, v: v, "inc": lambda old, v: np.where(old >= v, old.dtype.type(0), old + old.dtype.type(1)),
-            "dec": lambda old, v: np.where((old == 0) | (old > v), v, old - old.dtype.type(1))}[op]  # fmt: skip
+    return {
+        "add": lambda old, v: old + v,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+        "exch": lambda old, v: v,
+        "inc": lambda old, v: np.where(old >= v, old.dtype.type(0), old + old.dtype.type(1)),
+        "dec": lambda old, v: np.where((old == 0) | (old > v), v, old - old.dtype.type(1)),
+    }[op]
 
 
 def op_atom(ins, program):
@@ -87,11 +110,11 @@ def op_atom(ins, program):
             v = values[k].view(view)
             for lane in lanes:
                 at = int(idx[lane]) // size + k
-                before = array[at:at + 1].copy()
+                before = array[at : at + 1].copy()
                 if op == "cas":
-                    after = new.view(view)[lane:lane + 1] if before.view(np.dtype(f"u{size}"))[0] == values[0][lane] else before
+                    after = new.view(view)[lane : lane + 1] if before.view(np.dtype(f"u{size}"))[0] == values[0][lane] else before
                 else:
-                    after = fn(before, v[lane:lane + 1])
+                    after = fn(before, v[lane : lane + 1])
                 old[lane] = before[0]
                 changed = changed or after[0] != before[0]
                 array[at] = after[0]

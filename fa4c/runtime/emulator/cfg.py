@@ -1,13 +1,36 @@
 """Basic blocks, post-dominators (where diverged lanes meet again) and liveness of registers."""
+
 from dataclasses import dataclass, field
 
 from .parser import Kernel, Mem, Not, Pair, Reg, Vec
 
 # Instructions whose first operand is a source, not a destination.
 _NO_DEST = {
-    "st", "red", "bar", "barrier", "bra", "ret", "exit", "trap", "brkpt", "membar", "fence", "prefetch", "prefetchu", "cp", "griddepcontrol",
-    "setmaxnreg", "nanosleep", "stmatrix", "pmevent", "discard", "applypriority", "multimem", "createpolicy_", "clusterlaunchcontrol",
-}  # fmt: skip
+    "st",
+    "red",
+    "bar",
+    "barrier",
+    "bra",
+    "ret",
+    "exit",
+    "trap",
+    "brkpt",
+    "membar",
+    "fence",
+    "prefetch",
+    "prefetchu",
+    "cp",
+    "griddepcontrol",
+    "setmaxnreg",
+    "nanosleep",
+    "stmatrix",
+    "pmevent",
+    "discard",
+    "applypriority",
+    "multimem",
+    "createpolicy_",
+    "clusterlaunchcontrol",
+}
 
 
 def operand_regs(op):
@@ -161,7 +184,7 @@ def _liveness(kernel, blocks):
     gen, kill = [], []
     for b in blocks:
         up, written = set(), set()
-        for ins in kernel.instrs[b.first:b.last]:
+        for ins in kernel.instrs[b.first : b.last]:
             defs, uses = defs_uses(ins)
             up.update(u for u in uses if u not in written)
             written.update(defs)

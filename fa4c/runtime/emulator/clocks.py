@@ -5,6 +5,7 @@ ordered before the owner (`g`), how far its generic writes are visible to the as
 operations are complete (`bits`: bit 2n operation n has read its sources, bit 2n+1 it has written). `ext` holds the same two
 vectors for lanes of other clusters, learnt through global memory. Clocks are values: nothing changes one in place.
 """
+
 import numpy as np
 
 

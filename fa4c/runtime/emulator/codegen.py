@@ -5,26 +5,63 @@ active lanes. It comes in two forms: all living lanes active (writes need no mas
 live in R as arrays of any type of the right width; inside a function they are local variables, and only those that live on
 go back to R. Instructions that touch memory or synchronise are calls into the machine (memory.py, tma.py, ...).
 """
+
 import numpy as np
 
 from . import numerics as nx
 from .errors import EmulatorError
-from .parser import Imm, Mem, Not, Pair, Reg, Sink, Special, Symbol, Vec
+from .parser import Imm, Mem, Not, Reg, Sink, Special, Symbol, Vec
 
-_DT = {"u8": "u1", "s8": "i1", "b8": "u1", "u16": "u2", "s16": "i2", "b16": "u2", "f16": "u2", "bf16": "u2", "u32": "u4", "s32": "i4",
-       "b32": "u4", "f32": "f4", "f16x2": "u4", "bf16x2": "u4", "u64": "u8", "s64": "i8", "b64": "u8", "f64": "f8", "f32x2": "u8", "pred": "?", "tf32": "u4"}  # fmt: skip
-_REG_DT = {1: "?", 16: "u2", 32: "u4", 64: "u8"}
-_SIZE = {"?": 1, "u1": 1, "i1": 1, "u2": 2, "i2": 2, "u4": 4, "i4": 4, "f4": 4, "u8": 8, "i8": 8, "f8": 8}
-_CMP = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
-        "equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}  # fmt: skip
-ROUND = ("rn", "rz", "rm", "rp", "rna")
+DTYPE = {
+    "u8": "u1",
+    "s8": "i1",
+    "b8": "u1",
+    "u16": "u2",
+    "s16": "i2",
+    "b16": "u2",
+    "f16": "u2",
+    "bf16": "u2",
+    "u32": "u4",
+    "s32": "i4",
+    "b32": "u4",
+    "f32": "f4",
+    "f16x2": "u4",
+    "bf16x2": "u4",
+    "u64": "u8",
+    "s64": "i8",
+    "b64": "u8",
+    "f64": "f8",
+    "f32x2": "u8",
+    "pred": "?",
+    "tf32": "u4",
+}
+REG_DTYPE = {1: "?", 16: "u2", 32: "u4", 64: "u8"}
+SIZE = {"?": 1, "u1": 1, "i1": 1, "u2": 2, "i2": 2, "u4": 4, "i4": 4, "f4": 4, "u8": 8, "i8": 8, "f8": 8}
+COMPARE = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+    "equ": "==",
+    "neu": "!=",
+    "ltu": "<",
+    "leu": "<=",
+    "gtu": ">",
+    "geu": ">=",
+}
 
 
 class Unsupported(Exception):
     """An instruction that this emulator does not know; turned into an EmulatorError with its line."""
 
 
-class BlockCompiler:
+class Blocks:
     """Writes the function of one block; `env` collects the constants that the text names."""
 
     def __init__(self, kernel, block, full, env, memory_ops, file):
@@ -33,7 +70,7 @@ class BlockCompiler:
 
     # --- plumbing -----------------------------------------------------------------------------------------------
     def source(self, name):
-        for ins in self.k.instrs[self.b.first:self.b.last]:
+        for ins in self.k.instrs[self.b.first : self.b.last]:
             self.instr(ins)
         live = self.b.live_out
         stores = [f"R[{r}] = {v}" for r, v in self.dirty.items() if live >> r & 1]
@@ -75,19 +112,19 @@ class BlockCompiler:
         if dt in views:
             return views[dt]
         bits = self.k.reg_bits[index]
-        if bits not in _REG_DT:
+        if bits not in REG_DTYPE:
             raise Unsupported(f".b{bits} registers")
-        own = _REG_DT[bits]
+        own = REG_DTYPE[bits]
         if not views:
             v = f"r{index}"
             self.emit(f"{v} = R[{index}]")
             views[None] = v
         any_view = next(iter(views.values()))
-        if _SIZE[dt] != _SIZE[own] or (own == "?") != (dt == "?"):
+        if SIZE[dt] != SIZE[own] or (own == "?") != (dt == "?"):
             if own == "?":
                 raise Unsupported("a predicate as a number")
             base = views.get(own) or self.reg(index, own)
-            unsigned = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}[_SIZE[dt]]
+            unsigned = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}[SIZE[dt]]
             v = self.let(f"{base}.astype({unsigned})" + (f".view({dt})" if dt != unsigned else ""))
         elif own == "?":
             return any_view
@@ -126,7 +163,7 @@ class BlockCompiler:
         raise Unsupported(f"operand {op}")
 
     def pack(self, vec, dt):
-        n, size = len(vec.items), _SIZE[dt]
+        n, size = len(vec.items), SIZE[dt]
         small = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}[size // n]
         parts = [f"{self.arr(i, small)}.astype(u{size})" for i in vec.items]
         expr = " | ".join(p if k == 0 else f"({p} << {self.const(k * 8 * size // n, f'u{size}')})" for k, p in enumerate(parts))
@@ -139,25 +176,29 @@ class BlockCompiler:
         if isinstance(op, Sink):
             return
         if isinstance(op, Vec):
-            v, n, size = self.let(expr), len(op.items), _SIZE[dt]
+            v, n, size = self.let(expr), len(op.items), SIZE[dt]
             small = {1: "u1", 2: "u2", 4: "u4"}[size // n]
             w = v if dt[0] == "u" else self.let(f"{v}.view(u{size})")
             for k, item in enumerate(op.items):
                 if not isinstance(item, Sink):
-                    self.put(item, f"({w} >> {self.const(k * 8 * size // n, f'u{size}')}).astype({small})" if k else f"{w}.astype({small})", small)
+                    self.put(
+                        item,
+                        f"({w} >> {self.const(k * 8 * size // n, f'u{size}')}).astype({small})" if k else f"{w}.astype({small})",
+                        small,
+                    )
             return
         if not isinstance(op, Reg):
             raise Unsupported("this destination")
         index = op.index
-        own = _REG_DT[self.k.reg_bits[index]]
-        if _SIZE[own] != _SIZE[dt] or (own == "?") != (dt == "?"):
+        own = REG_DTYPE[self.k.reg_bits[index]]
+        if SIZE[own] != SIZE[dt] or (own == "?") != (dt == "?"):
             if own == "?" or dt == "?":
                 raise Unsupported("a predicate mixed with a number")
             wide = "i" if dt[0] == "i" else "u"
             if dt[0] == "f":
-                expr, dt = f"({expr}).view(u{_SIZE[dt]})", f"u{_SIZE[dt]}"
-            expr = f"({expr}).astype({wide}{_SIZE[own]})"
-            dt = f"{wide}{_SIZE[own]}"
+                expr, dt = f"({expr}).view(u{SIZE[dt]})", f"u{SIZE[dt]}"
+            expr = f"({expr}).astype({wide}{SIZE[own]})"
+            dt = f"{wide}{SIZE[own]}"
         cond = self.cond()
         if cond:
             expr = f"where({cond}, {expr}, {self.reg(index, dt)})"
@@ -201,431 +242,21 @@ class BlockCompiler:
                 raise Unsupported(f"instruction {ins.opcode}")
             method(ins, p, ins.ops)
         except Unsupported as e:
-            raise EmulatorError(f"{e} is not supported", file=self.file, line=ins.line, why=f"the instruction is {ins.opcode}",
-                                fix="docs/emulator.md lists what is modelled; please report kernels that need more") from None  # fmt: skip
+            raise EmulatorError(
+                f"{e} is not supported",
+                file=self.file,
+                line=ins.line,
+                why=f"the instruction is {ins.opcode}",
+                fix="docs/emulator.md lists what is modelled; please report kernels that need more",
+            ) from None
         except (KeyError, IndexError, ValueError, AttributeError) as e:
-            raise EmulatorError(f"cannot decode {ins.opcode}", file=self.file, line=ins.line, why=f"{type(e).__name__}: {e}",
-                                fix="check the operand count and types against the PTX ISA") from e  # fmt: skip
-
-    def binary(self, ins, dt, expr, cast=None):
-        d, a, b = ins.ops
-        a = self.arr(a, dt) if isinstance(a, Imm) and isinstance(b, Imm) else self.val(a, dt)
-        self.put(d, expr.format(a=a, b=self.val(b, dt)), cast or dt)
-
-    def _float(self, p):
-        """(type, rounding, ftz, sat) of a float instruction."""
-        t = p[-1]
-        return t, next((x for x in p if x in ROUND), "rn"), "ftz" in p, "sat" in p
-
-    def _finish(self, d, expr, ftz, sat, dt="f4"):
-        if ftz:
-            expr = f"ftz({expr})"
-        if sat:
-            expr = f"sat({expr})"
-        self.put(d, expr, dt)
-
-    def _in(self, op, dt, ftz):
-        v = self.val(op, dt)
-        return self.let(f"ftz({v})") if ftz and isinstance(op, Reg) else v
-
-    def _mixed(self, op, t, ftz):
-        """A source of a mixed-precision instruction (`add.f32.bf16`): 16 bits widened, or float32."""
-        return self._in(op, "f4", ftz) if t == "f32" else self.let(f"nx.{t}_to_f32({self.arr(op, 'u2')})")
-
-    def _arith(self, ins, p, symbol, directed):
-        t, rnd, ftz, sat = self._float(p)
-        d, *src = ins.ops
-        if t == "f32" or (t in ("bf16", "f16") and "f32" in p):
-            a, b = self._mixed(src[0], t, ftz), self._in(src[1], "f4", ftz)
-            if isinstance(src[0], Imm) and isinstance(src[1], Imm):
-                a = self.arr(src[0], "f4")
-            expr = f"{a} {symbol} {b}" if rnd == "rn" else directed.format(a=a, b=b, mode=rnd)
-            self._finish(d, expr, ftz, sat)
-        elif t == "f64":
-            self.binary(ins, "f8", "{a} %s {b}" % symbol)
-        elif t == "f32x2":
-            self._packed(ins, f"{{a}} {symbol} {{b}}" if rnd == "rn" else directed.replace("{mode}", rnd), ftz)
-        elif t in ("f16x2", "bf16x2"):
-            a, b = (self.val(s, "u4") for s in src)
-            self.put(d, f"map16(lambda x, y: x {symbol} y, {t!r}, {a}, {b})", "u4")
-        elif t in ("f16", "bf16"):
-            a, b = (self.arr(s, "u2") for s in src)
-            self.put(d, f"map16s(lambda x, y: x {symbol} y, {t!r}, {a}, {b})", "u2")
-        elif "sat" in p:
-            self.binary(ins, "i4", "nx.add_sat_s32({a}, {b})" if symbol == "+" else "nx.add_sat_s32({a}, -{b})")
-        else:
-            self.binary(ins, _DT[t], "{a} %s {b}" % symbol)
-
-    def _packed(self, ins, expr, ftz=False):
-        """f32x2: two floats in a 64-bit register."""
-        d, *src = ins.ops
-        src = [self.let(f"{self.arr(s, 'u8')}.view(f4)") for s in src]
-        e = expr.format(**dict(zip("abc", src)))
-        self.put(d, f"asf4({'ftz(' + e + ')' if ftz else e}).view(u8)", "u8")
-
-    def op_add(self, ins, p, ops):
-        if "cc" in p:
-            raise Unsupported("carry arithmetic (add.cc)")
-        self._arith(ins, p, "+", "nx.add32_directed({a}, {b}, '{mode}')")
-
-    def op_sub(self, ins, p, ops):
-        if "cc" in p:
-            raise Unsupported("carry arithmetic (sub.cc)")
-        self._arith(ins, p, "-", "nx.add32_directed({a}, -{b}, '{mode}')")
-
-    def op_mul(self, ins, p, ops):
-        t = p[-1]
-        if "wide" in p:
-            dt = _DT[t]
-            wide = f"{dt[0]}{2 * _SIZE[dt]}"
-            d, a, b = ops
-            self.put(d, f"{self.arr(a, dt)}.astype({wide}) * {self.val(b, dt)}.astype({wide})", wide)
-        elif "hi" in p:
-            d, a, b = ops
-            self.put(d, f"nx.mulhi({self.arr(a, _DT[t])}, {self.val(b, _DT[t])})", _DT[t])
-        else:
-            self._arith(ins, p, "*", "nx.mul32_directed({a}, {b}, '{mode}')")
-
-    def op_mul24(self, ins, p, ops):
-        if "lo" not in p:
-            raise Unsupported("mul24.hi")
-        self.binary(ins, _DT[p[-1]], "{a} * {b}")
-
-    def op_mad(self, ins, p, ops):
-        t, (d, a, b, c) = p[-1], ops
-        if "cc" in p:
-            raise Unsupported("carry arithmetic (mad.cc)")
-        if t in ("f32", "f64"):
-            return self.op_fma(ins, p, ops)
-        dt = _DT[t]
-        if "wide" in p:
-            wide = f"{dt[0]}{2 * _SIZE[dt]}"
-            self.put(d, f"{self.arr(a, dt)}.astype({wide}) * {self.val(b, dt)}.astype({wide}) + {self.val(c, wide)}", wide)
-        elif "hi" in p:
-            self.put(d, f"nx.mulhi({self.arr(a, dt)}, {self.val(b, dt)}) + {self.val(c, dt)}", dt)
-        else:
-            self.put(d, f"{self.arr(a, dt)} * {self.val(b, dt)} + {self.val(c, dt)}", dt)
-
-    def op_fma(self, ins, p, ops):
-        t, rnd, ftz, sat = self._float(p)
-        d, a, b, c = ops
-        if t == "f32" or (t in ("bf16", "f16") and "f32" in p):
-            a, b = (self._mixed(x, t, ftz) for x in (a, b))
-            c = self._in(c, "f4", ftz)
-            self._finish(d, f"fma32({a}, {b}, {c})" if rnd == "rn" else f"nx.fma32_directed({a}, {b}, {c}, {rnd!r})", ftz, sat)
-        elif t == "f64":
-            self.put(d, f"nx.fma64({self.arr(a, 'f8')}, {self.arr(b, 'f8')}, {self.arr(c, 'f8')})", "f8")
-        elif t == "f32x2":
-            self._packed(ins, "fma32({a}, {b}, {c})" if rnd == "rn" else "nx.fma32_directed({a}, {b}, {c}, '%s')" % rnd, ftz)
-        elif t in ("f16x2", "bf16x2"):
-            relu = "relu" in p
-            fn = "lambda x, y, z: relu(x.astype(f8) * y + z)" if relu else "lambda x, y, z: x.astype(f8) * y + z"
-            a, b, c = (self.val(x, "u4") for x in (a, b, c))
-            self.put(d, f"map16({fn}, {t!r}, {a}, {b}, {c})", "u4")
-        else:
-            a, b, c = (self.arr(x, "u2") for x in (a, b, c))
-            self.put(d, f"map16s(lambda x, y, z: x.astype(f8) * y + z, {t!r}, {a}, {b}, {c})", "u2")
-
-    def _minmax(self, ins, p, fn, nanfn):
-        t = p[-1]
-        name = nanfn if "NaN" in p else fn
-        if t in ("f32", "f64"):
-            dt = _DT[t]
-            d, *src = ins.ops
-            args = [self._in(s, dt, "ftz" in p) for s in src]
-            e = f"{name}({args[0]}, {args[1]})"
-            if len(args) == 3:
-                e = f"{name}({e}, {args[2]})"
-            self.put(d, e, dt)
-        elif t in ("f16x2", "bf16x2"):
-            d, a, b = ins.ops
-            self.put(d, f"map16({name}, {t!r}, {self.val(a, 'u4')}, {self.val(b, 'u4')})", "u4")
-        elif t in ("f16", "bf16"):
-            d, a, b = ins.ops
-            self.put(d, f"map16s({name}, {t!r}, {self.arr(a, 'u2')}, {self.arr(b, 'u2')})", "u2")
-        elif t in ("u16x2", "s16x2"):
-            raise Unsupported(f"instruction {ins.opcode}")
-        else:
-            both = ("maximum" if fn == "fmax" else "minimum") + "({a}, {b})"
-            self.binary(ins, _DT[t], f"relu({both})" if "relu" in p else both)
-
-    def op_max(self, ins, p, ops):
-        self._minmax(ins, p, "fmax", "maximum")
-
-    def op_min(self, ins, p, ops):
-        self._minmax(ins, p, "fmin", "minimum")
-
-    def op_neg(self, ins, p, ops):
-        t = p[-1]
-        if t in ("f16x2", "bf16x2"):
-            self.put(ops[0], f"{self.val(ops[1], 'u4')} ^ {self.const(0x80008000, 'u4')}", "u4")
-        elif t in ("f16", "bf16"):
-            self.put(ops[0], f"{self.val(ops[1], 'u2')} ^ {self.const(0x8000, 'u2')}", "u2")
-        else:
-            self.put(ops[0], f"-{self.arr(ops[1], _DT[t])}", _DT[t])
-
-    def op_abs(self, ins, p, ops):
-        t = p[-1]
-        if t in ("f16x2", "bf16x2"):
-            self.put(ops[0], f"{self.val(ops[1], 'u4')} & {self.const(0x7FFF7FFF, 'u4')}", "u4")
-        elif t in ("f16", "bf16"):
-            self.put(ops[0], f"{self.val(ops[1], 'u2')} & {self.const(0x7FFF, 'u2')}", "u2")
-        else:
-            self.put(ops[0], f"abs({self.arr(ops[1], _DT[t])})", _DT[t])
-
-    def _unary_f(self, ins, p, expr, post_ftz=True):
-        t = p[-1]
-        if t == "f32":
-            ftz = "ftz" in p
-            e = expr.format(a=self._in(ins.ops[1], "f4", ftz) if not isinstance(ins.ops[1], Imm) else self.arr(ins.ops[1], "f4"))
-            self._finish(ins.ops[0], e, ftz and post_ftz, False)
-        elif t == "f64":
-            self.put(ins.ops[0], f"({expr.format(a=self.arr(ins.ops[1], 'f8'))}).astype(f8)", "f8")
-        elif t in ("f16x2", "bf16x2"):
-            self.put(ins.ops[0], f"map16(lambda x: {expr.format(a='x')}, {t!r}, {self.arr(ins.ops[1], 'u4')})", "u4")
-        else:
-            self.put(ins.ops[0], f"map16s(lambda x: {expr.format(a='x')}, {t!r}, {self.arr(ins.ops[1], 'u2')})", "u2")
-
-    def op_ex2(self, ins, p, ops):
-        self._unary_f(ins, p, "ex2({a})")
-
-    def op_lg2(self, ins, p, ops):
-        self._unary_f(ins, p, "lg2({a})")
-
-    def op_rcp(self, ins, p, ops):
-        self._unary_f(ins, p, "(one / {a})")
-
-    def op_sqrt(self, ins, p, ops):
-        self._unary_f(ins, p, "npsqrt({a})")
-
-    def op_rsqrt(self, ins, p, ops):
-        self._unary_f(ins, p, "asf4(one / npsqrt({a}.astype(f8)))" if p[-1] == "f32" else "(one / npsqrt({a}))")
-
-    def op_sin(self, ins, p, ops):
-        self._unary_f(ins, p, "npsin({a})")
-
-    def op_cos(self, ins, p, ops):
-        self._unary_f(ins, p, "npcos({a})")
-
-    def op_tanh(self, ins, p, ops):
-        self._unary_f(ins, p, "asf4(nptanh({a}.astype(f8)))")
-
-    def op_div(self, ins, p, ops):
-        t = p[-1]
-        if t == "f32":
-            ftz = "ftz" in p
-            self._finish(ops[0], f"{self._in(ops[1], 'f4', ftz) if isinstance(ops[1], Reg) else self.arr(ops[1], 'f4')} / {self._in(ops[2], 'f4', ftz)}", ftz, False)
-        elif t == "f64":
-            self.put(ops[0], f"{self.arr(ops[1], 'f8')} / {self.val(ops[2], 'f8')}", "f8")
-        else:
-            self.put(ops[0], f"nx.idiv({self.arr(ops[1], _DT[t])}, {self.arr(ops[2], _DT[t])})", _DT[t])
-
-    def op_rem(self, ins, p, ops):
-        self.put(ops[0], f"nx.irem({self.arr(ops[1], _DT[p[-1]])}, {self.arr(ops[2], _DT[p[-1]])})", _DT[p[-1]])
-
-    def op_copysign(self, ins, p, ops):
-        self.put(ops[0], f"copysign({self.val(ops[2], _DT[p[-1]])}, {self.arr(ops[1], _DT[p[-1]])})", _DT[p[-1]])
-
-    def _logic(self, ins, p, symbol):
-        self.binary(ins, _DT[p[-1]], "{a} %s {b}" % symbol)
-
-    def op_and(self, ins, p, ops):
-        self._logic(ins, p, "&")
-
-    def op_or(self, ins, p, ops):
-        self._logic(ins, p, "|")
-
-    def op_xor(self, ins, p, ops):
-        self._logic(ins, p, "^")
-
-    def op_not(self, ins, p, ops):
-        self.put(ops[0], f"~{self.arr(ops[1], _DT[p[-1]])}", _DT[p[-1]])
-
-    def op_cnot(self, ins, p, ops):
-        dt = _DT[p[-1]]
-        self.put(ops[0], f"({self.arr(ops[1], dt)} == 0).astype({dt})", dt)
-
-    def op_shl(self, ins, p, ops):
-        dt = _DT[p[-1]]
-        bits = 8 * _SIZE[dt]
-        if isinstance(ops[2], Imm) and isinstance(ops[1], Reg):
-            n = ops[2].value & 0xFFFFFFFF
-            self.put(ops[0], f"{self.val(ops[1], dt)} << {self.const(n, dt)}" if n < bits else self.const_array(0, dt), dt)
-        else:
-            self.put(ops[0], f"nx.shl({self.arr(ops[1], dt)}, {self.val(ops[2], 'u4')}, {bits})", dt)
-
-    def op_shr(self, ins, p, ops):
-        dt = _DT[p[-1]]
-        bits = 8 * _SIZE[dt]
-        if isinstance(ops[2], Imm) and isinstance(ops[1], Reg) and ops[2].value & 0xFFFFFFFF < bits:
-            self.put(ops[0], f"{self.val(ops[1], dt)} >> {self.const(ops[2].value, dt)}", dt)
-        else:
-            self.put(ops[0], f"nx.shr({self.arr(ops[1], dt)}, {self.val(ops[2], 'u4')}, {bits})", dt)
-
-    def op_bfe(self, ins, p, ops):
-        dt = _DT[p[-1]]
-        self.put(ops[0], f"nx.bfe({self.arr(ops[1], dt)}, {self.arr(ops[2], 'u4')}, {self.arr(ops[3], 'u4')}, {8 * _SIZE[dt]})", dt)
-
-    def op_bfi(self, ins, p, ops):
-        dt = _DT[p[-1]]
-        self.put(ops[0], f"nx.bfi({self.arr(ops[1], dt)}, {self.arr(ops[2], dt)}, {self.arr(ops[3], 'u4')}, {self.arr(ops[4], 'u4')}, {8 * _SIZE[dt]})", dt)
-
-    def op_prmt(self, ins, p, ops):
-        if p[-1] != "b32" or len(p) > 2:
-            raise Unsupported(f"instruction {ins.opcode}")
-        self.put(ops[0], f"nx.prmt({self.arr(ops[1], 'u4')}, {self.arr(ops[2], 'u4')}, {self.arr(ops[3], 'u4')})", "u4")
-
-    def op_lop3(self, ins, p, ops):
-        if "BOOL" in p or p[1] != "b32":
-            raise Unsupported(f"instruction {ins.opcode}")
-        a, b, c = (self.arr(x, "u4") for x in ops[1:4])
-        self.put(ops[0], f"nx.lop3({a}, {b}, {c}, {ops[4].value})", "u4")
-
-    def op_shf(self, ins, p, ops):
-        a, b, n = (self.arr(x, "u4") for x in ops[1:4])
-        self.put(ops[0], f"nx.shf({a}, {b}, {n}, {p[1] == 'l'}, {p[2] == 'wrap'})", "u4")
-
-    def op_popc(self, ins, p, ops):
-        self.put(ops[0], f"nx.popc({self.arr(ops[1], _DT[p[-1]])})", "u4")
-
-    def op_clz(self, ins, p, ops):
-        self.put(ops[0], f"nx.clz({self.arr(ops[1], _DT[p[-1]])})", "u4")
-
-    def op_brev(self, ins, p, ops):
-        self.put(ops[0], f"nx.brev({self.arr(ops[1], _DT[p[-1]])})", _DT[p[-1]])
-
-    def op_bfind(self, ins, p, ops):
-        self.put(ops[0], f"nx.bfind({self.arr(ops[1], _DT[p[-1]])}, {'shiftamt' in p})", "u4")
-
-    def op_mov(self, ins, p, ops):
-        dt = _DT[p[-1]]
-        d, s = ops
-        if isinstance(d, Reg) and isinstance(s, Reg) and not self.cond() and self.k.reg_bits[d.index] == self.k.reg_bits[s.index]:
-            # A plain move shares the array, whatever its type.
-            views = self.views.get(s.index)
-            if not views:
-                self.reg(s.index, _REG_DT[self.k.reg_bits[s.index]])
-                views = self.views[s.index]
-            self.views[d.index] = dict(views)
-            self.dirty[d.index] = next(iter(views.values()))
-            return
-        self.put(d, self.arr(s, dt), dt)
-
-    def op_selp(self, ins, p, ops):
-        dt = _DT[p[-1]]
-        d, a, b, c = ops
-        a = self.val(a, dt)
-        self.put(d, f"where({self.arr(c, '?')}, {a}, {self.val(b, dt)})", dt)
-
-    def op_slct(self, ins, p, ops):
-        dt, ct = _DT[p[-2]], _DT[p[-1]]
-        d, a, b, c = ops
-        self.put(d, f"where({self.arr(c, ct)} >= 0, {self.arr(a, dt)}, {self.val(b, dt)})", dt)
-
-    def _compare(self, p, a, b):
-        t, cmp = p[-1], p[1]
-        if cmp in ("lo", "ls", "hi", "hs"):
-            t = "u" + t[1:]
-        if t in ("f16", "bf16"):
-            conv = "nx.f16_to_f32" if t == "f16" else "nx.bf16_to_f32"
-            x, y, dt = self.let(f"{conv}({self.arr(a, 'u2')})"), self.let(f"{conv}({self.arr(b, 'u2')})"), "f4"
-        else:
-            dt = _DT[t]
-            x, y = self.arr(a, dt), self.val(b, dt)
-            if dt == "f4" and "ftz" in p:
-                x, y = self.let(f"ftz({x})"), self.let(f"ftz({y})")
-        if cmp == "num":
-            return self.let(f"({x} == {x}) & ({y} == {y})")
-        if cmp == "nan":
-            return self.let(f"({x} != {x}) | ({y} != {y})")
-        e = f"{x} {_CMP[cmp]} {y}"
-        if dt[0] == "f":
-            if cmp == "ne":
-                e = f"({e}) & ({x} == {x}) & ({y} == {y})"
-            elif cmp in ("equ", "ltu", "leu", "gtu", "geu"):
-                e = f"({e}) | ({x} != {x}) | ({y} != {y})"
-        return self.let(e)
-
-    def op_setp(self, ins, p, ops):
-        d, a, b, *c = ops
-        r = self._compare(p, a, b)
-        combine = next((x for x in p if x in ("and", "or", "xor")), None)
-        neg = None
-        if combine:
-            s, q = {"and": "&", "or": "|", "xor": "^"}[combine], self.arr(c[0], "?")
-            neg = self.let(f"~{r} {s} {q}")
-            r = self.let(f"{r} {s} {q}")
-        if isinstance(d, Pair):
-            second = neg or self.let(f"~{r}")
-            self.put(d.first, r, "?")
-            self.put(d.second, second, "?")
-        else:
-            self.put(d, r, "?")
-
-    def op_set(self, ins, p, ops):
-        d, a, b = ops[:3]
-        r = self._compare((p[0], p[1], p[-1]), a, b)
-        dt = _DT[p[-2]]
-        self.put(d, f"where({r}, {self.const(1.0 if dt == 'f4' else -1 if dt[0] == 'i' else 0xFFFFFFFF, dt)}, {self.const(0, dt)})", dt)
-
-    def op_cvta(self, ins, p, ops):
-        space = p[2] if p[1] == "to" else p[1]
-        if p[1] == "to":
-            self.put(ops[0], f"from_generic({self.arr(ops[1], 'u8')}, {space!r})", "u8")
-        else:
-            self.put(ops[0], f"to_generic({self.arr(ops[1], 'u8')}, {space!r})", "u8")
-
-    def op_isspacep(self, ins, p, ops):
-        self.put(ops[0], f"is_space({self.arr(ops[1], 'u8')}, {p[1]!r})", "?")
-
-    def op_cvt(self, ins, p, ops):
-        kinds = [x for x in p if x in _DT or x in ("e4m3x2", "e5m2x2")]
-        if len(kinds) != 2:
-            raise Unsupported(f"instruction {ins.opcode}")
-        to, frm = kinds
-        rnd = next((x for x in p if x in ROUND), None)
-        irnd = next((x for x in p if x in ("rni", "rzi", "rmi", "rpi")), None)
-        d, a = ops[0], ops[1]
-        if to in ("f16x2", "bf16x2") and frm == "f32":
-            self.put(d, f"cvt16x2({self.val(a, 'f4')}, {self.val(ops[2], 'f4')}, {to!r}, {rnd!r}, {'relu' in p})", "u4")
-            return
-        if to not in _DT or frm not in _DT or to.endswith("x2") or frm.endswith("x2") or to == "tf32":
-            raise Unsupported(f"instruction {ins.opcode}")
-        fd, td = _DT[frm], _DT[to]
-        if frm in ("f16", "bf16"):
-            x, fd, wasfloat = self.let(f"nx.{'f16' if frm == 'f16' else 'bf16'}_to_f32({self.arr(a, 'u2')})"), "f4", True
-        else:
-            x, wasfloat = self.arr(a, fd), fd[0] == "f"
-        if to in ("f16", "bf16"):
-            x = x if fd == "f4" else self.let(f"{x}.astype(f4)")
-            if "relu" in p:
-                x = self.let(f"maximum({x}, zero)")
-            self.put(d, f"nx.f32_to_{to}({x}, {rnd or 'rn'!r}).astype(u2)", "u2")
-        elif wasfloat and td[0] == "f":
-            e = f"{x}.astype({td})" if fd != td else x
-            if irnd:
-                e = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[irnd] + f"({e})"
-            elif fd == "f8" and td == "f4" and rnd in ("rm", "rp", "rz"):
-                e = f"nx._directed({x}, np_zeros_like({x}), {rnd!r})"
-            self._finish(d, e, "ftz" in p and td == "f4", "sat" in p, td)
-        elif wasfloat:
-            self._put_int(d, f"nx.float_to_int({x}, {td!r}, {irnd or 'rzi'!r})", td)
-        elif td[0] == "f":
-            self.put(d, self._int_to_float(x, fd, td, rnd or "rn"), td)
-        elif "sat" in p:
-            self._put_int(d, f"nx.int_sat({x}, {td!r})", td)
-        else:
-            self._put_int(d, f"{x}.astype({td})" if fd != td else x, td)
-
-    def _int_to_float(self, x, fd, td, rnd):
-        if td == "f4" and rnd in ("rm", "rp", "rz"):
-            return f"nx._directed({x}.astype(f8), np_zeros_like({x}.astype(f8)), {rnd!r})"
-        return f"{x}.astype({td})"
-
-    def _put_int(self, d, expr, td):
-        """Integer results extend by their own signedness to the register's width."""
-        self.put(d, expr, td)
-
+            raise EmulatorError(
+                f"cannot decode {ins.opcode}",
+                file=self.file,
+                line=ins.line,
+                why=f"{type(e).__name__}: {e}",
+                fix="check the operand count and types against the PTX ISA",
+            ) from e
 
 
 def _key(prefix, value, dt):
@@ -654,7 +285,7 @@ def _scalar(value, dt):
         return np.bool_(value != 0)
     if dt[0] == "f":
         return np.dtype(dt).type(value)
-    bits = 8 * _SIZE[dt]
+    bits = 8 * SIZE[dt]
     v = int(value) & ((1 << bits) - 1)
     if dt[0] == "i" and v >> (bits - 1):
         v -= 1 << bits
@@ -664,10 +295,44 @@ def _scalar(value, dt):
 def base_env():
     """Names that every generated function may use."""
     return {
-        "nx": nx, "where": np.where, "fma32": nx.fma32, "ftz": nx.ftz, "sat": nx.sat, "ex2": nx.ex2, "lg2": nx.lg2, "fmax": np.fmax, "fmin": np.fmin,
-        "maximum": np.maximum, "minimum": np.minimum, "abs": np.abs, "npsqrt": np.sqrt, "npsin": np.sin, "npcos": np.cos, "nptanh": np.tanh, "copysign": np.copysign,
-        "rint": np.rint, "trunc": np.trunc, "floor": np.floor, "ceil": np.ceil, "np_zeros_like": np.zeros_like, "one": np.float32(1), "zero": np.float32(0),
-        "asf4": lambda x: np.asarray(x, np.float32), "map16": nx.map16, "map16s": nx.map16s, "cvt16x2": nx.cvt16x2, "u8t": np.uint64,
-        "relu": lambda x: np.maximum(x, 0), "u1": nx.U1, "u2": nx.U2, "u4": nx.U4, "u8": nx.U8, "i1": nx.I1, "i2": nx.I2, "i4": nx.I4, "i8": nx.I8,
-        "f4": nx.F4, "f8": nx.F8,
-    }  # fmt: skip
+        "nx": nx,
+        "where": np.where,
+        "fma32": nx.fma32,
+        "ftz": nx.ftz,
+        "sat": nx.sat,
+        "ex2": nx.ex2,
+        "lg2": nx.lg2,
+        "fmax": np.fmax,
+        "fmin": np.fmin,
+        "maximum": np.maximum,
+        "minimum": np.minimum,
+        "abs": np.abs,
+        "npsqrt": np.sqrt,
+        "npsin": np.sin,
+        "npcos": np.cos,
+        "nptanh": np.tanh,
+        "copysign": np.copysign,
+        "rint": np.rint,
+        "trunc": np.trunc,
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "np_zeros_like": np.zeros_like,
+        "one": np.float32(1),
+        "zero": np.float32(0),
+        "asf4": lambda x: np.asarray(x, np.float32),
+        "map16": nx.map16,
+        "map16s": nx.map16s,
+        "cvt16x2": nx.cvt16x2,
+        "u8t": np.uint64,
+        "relu": lambda x: np.maximum(x, 0),
+        "u1": nx.U1,
+        "u2": nx.U2,
+        "u4": nx.U4,
+        "u8": nx.U8,
+        "i1": nx.I1,
+        "i2": nx.I2,
+        "i4": nx.I4,
+        "i8": nx.I8,
+        "f4": nx.F4,
+        "f8": nx.F8,
+    }

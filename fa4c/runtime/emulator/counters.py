@@ -1,11 +1,19 @@
 """Counts of what a launch executed: by instruction class, by cause of shared-memory traffic, by unit."""
+
 from collections import defaultdict
 
 CLASSES = {
-    "fp32": {"add", "sub", "mul", "fma", "mad", "max", "min", "neg", "abs"}, "special": {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"},
-    "control": {"bra", "ret", "exit"}, "memory": {"ld", "st"}, "atomic": {"atom", "red"}, "mma": {"wgmma", "mma", "tcgen05"},
-    "sync": {"bar", "barrier", "mbarrier", "fence", "membar", "elect", "shfl", "vote", "redux", "match"}, "async_copy": {"cp"}, "convert": {"cvt"}, "move": {"mov"},
-}  # fmt: skip
+    "fp32": {"add", "sub", "mul", "fma", "mad", "max", "min", "neg", "abs"},
+    "special": {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"},
+    "control": {"bra", "ret", "exit"},
+    "memory": {"ld", "st"},
+    "atomic": {"atom", "red"},
+    "mma": {"wgmma", "mma", "tcgen05"},
+    "sync": {"bar", "barrier", "mbarrier", "fence", "membar", "elect", "shfl", "vote", "redux", "match"},
+    "async_copy": {"cp"},
+    "convert": {"cvt"},
+    "move": {"mov"},
+}
 _OF = {op: cls for cls, ops in CLASSES.items() for op in ops}
 
 

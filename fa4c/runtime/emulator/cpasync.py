@@ -1,12 +1,13 @@
 """cp.async, the non-bulk asynchronous copy (PTX ISA chapter 9.7.9.25.3): groups and mbarrier completion, per thread."""
+
 import numpy as np
 
 from .codegen import Unsupported
 from .errors import EmulatorError
 from .machine import mask_int
+from .mbarrier import arrive, find
 from .memory import resolve
 from .parser import Imm
-from .sync import arrive, find
 
 
 def op_cp_async(ins, program):
@@ -34,19 +35,25 @@ def _copy(ins):
         if np.bitwise_or.reduce(idx) & (n - 1):
             raise EmulatorError(f"misaligned cp.async to {space.name}", line=ins.line)
         data = np.zeros((32, n), np.uint8)
-        amount = F.get(size_op) if size_op is not None and not isinstance(size_op, Imm) else np.full(32, size_op.value if size_op is not None else n)
+        amount = (
+            F.get(size_op)
+            if size_op is not None and not isinstance(size_op, Imm)
+            else np.full(32, size_op.value if size_op is not None else n)
+        )
         reading = m & (amount > 0)
         at = source = None
         if reading.any():
             source, at = resolve(F, reading, ins.line, "global", F.address(src), 0, 1, False)
-            F.launch.memory.find(int(at[reading].min()) + source.base, int((at + amount.astype(np.int64))[reading].max()) + source.base, ins.line, False)
+            F.launch.memory.find(
+                int(at[reading].min()) + source.base, int((at + amount.astype(np.int64))[reading].max()) + source.base, ins.line, False
+            )
         op = F.launch.new_op(F, "cp.async", ins.line, mask_int(m))
 
         def complete(o):
             if reading.any():
                 for lane in np.flatnonzero(reading).tolist():
                     k = int(amount[lane])
-                    data[lane, :k] = source.data[at[lane]:at[lane] + k]
+                    data[lane, :k] = source.data[at[lane] : at[lane] + k]
                 if source.shadow is not None:
                     F.H.async_access(o, source.shadow, at[reading] // 4, 4, False)
             rows = idx[m] // n

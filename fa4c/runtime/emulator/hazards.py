@@ -4,6 +4,7 @@ For every byte the shadow keeps the record of its last write and the set of read
 if the accessor's clock knows the record's lanes that far (clocks.py), or knows the asynchronous operation complete.
 Records of generic accesses keep their 32 addresses, so that two lanes of one warp are told apart byte by byte.
 """
+
 import numpy as np
 
 from .clocks import Clock, join_all
@@ -11,6 +12,9 @@ from .report import Hazard
 
 NEVER, HOST = 0, 1  # record numbers: never written; written before the launch
 FULL = 0xFFFFFFFF
+
+
+_GENERIC_PROXY = ("mbarrier.init", "cp.async", "st.async")  # operations of the generic proxy: they need no proxy fence
 
 
 class Record:
@@ -59,7 +63,9 @@ class AsyncOp:
         self.run, self.group, self.done, self.cta = None, None, False, warp.cta
 
     def agent(self):
-        return f"{self.kind} issued by {self.warp.name()} lane {self.lane}" if self.lane is not None else f"{self.kind} of {self.warp.name()}"
+        return (
+            f"{self.kind} issued by {self.warp.name()} lane {self.lane}" if self.lane is not None else f"{self.kind} of {self.warp.name()}"
+        )
 
     @property
     def read_bit(self):
@@ -140,7 +146,9 @@ class Hazards:
 
     def add_bits(self, F, mask, bits):
         if bits:
-            F.parts = merge_parts([(m & ~mask, c) for m, c in F.parts if m & ~mask] + [(m & mask, c.with_bits(bits)) for m, c in F.parts if m & mask])
+            F.parts = merge_parts(
+                [(m & ~mask, c) for m, c in F.parts if m & ~mask] + [(m & mask, c.with_bits(bits)) for m, c in F.parts if m & mask]
+            )
 
     def issue_clock(self, F, lane_mask):
         """The clock from which an asynchronous operation issued by these lanes starts."""
@@ -200,7 +208,9 @@ class Hazards:
                     self._uninitialised(rec, shadow, rows, size, last, what)
             elif k != HOST:
                 old = self.recs[k]
-                if not self._ordered(old, rec, clock, shadow, rows, size) and not (write and self._ordered_by_reader(rec, clock, shadow, rows, size, rv, last == k)):
+                if not self._ordered(old, rec, clock, shadow, rows, size) and not (
+                    write and self._ordered_by_reader(rec, clock, shadow, rows, size, rv, last == k)
+                ):
                     self._race(rec, old, shadow, rows, size, last == k)
         seen = rv[rows]
         if write:
@@ -225,9 +235,21 @@ class Hazards:
         keep = []
         for k in self.sets[set_id]:
             old = self.recs[k]
-            if rec.asy is None and old.asy is None and old.warp is rec.warp and not (old.mask & ~rec.mask) and (old.ep < rec.ep)[rec.marr if rec.marr is not None else slice(None)].all():
+            if (
+                rec.asy is None
+                and old.asy is None
+                and old.warp is rec.warp
+                and not (old.mask & ~rec.mask)
+                and (old.ep < rec.ep)[rec.marr if rec.marr is not None else slice(None)].all()
+            ):
                 continue  # a later read of the same lanes stands for the earlier one
-            if rec.asy is not None and old.asy is not None and rec.asy.warp is old.asy.warp and rec.asy.kind == old.asy.kind and rec.asy.clock.knows(2 * old.asy.id):
+            if (
+                rec.asy is not None
+                and old.asy is not None
+                and rec.asy.warp is old.asy.warp
+                and rec.asy.kind == old.asy.kind
+                and rec.asy.clock.knows(2 * old.asy.id)
+            ):
                 continue
             keep.append(k)
         if len(keep) > 40:
@@ -247,7 +269,7 @@ class Hazards:
                 return True
             return clock.knows(2 * old.asy.id + (1 if old.write else 0))
         w = old.warp
-        visible = new.asy is not None and old.write and new.asy.kind != "mbarrier.init"
+        visible = new.asy is not None and (old.write or self.strict) and new.asy.kind not in _GENERIC_PROXY
         known = clock.seen(w.cluster.index, w.lane_slice, visible)
         behind = old.ep > known
         if old.marr is not None:
@@ -258,10 +280,8 @@ class Hazards:
 
     def _ordered_by_reader(self, new, clock, shadow, rows, size, rv, hit):
         """True if every byte of an unordered last write has since been read by someone who is ordered before the new write."""
-        for s in _unique(rv[rows][hit]):
-            if not any(self._ordered(self.recs[k], new, clock, shadow, rows, size) for k in self.sets[s]):
-                return False
-        return True
+        sets = [self.sets[s] for s in _unique(rv[rows][hit])]
+        return all(any(self._ordered(self.recs[k], new, clock, shadow, rows, size) for k in readers) for readers in sets)
 
     def _lanes_meet(self, old, behind, new, rows, size):
         """True if a lane of `old` that is not known to be done touched a byte of the new access (by another lane)."""
@@ -285,24 +305,47 @@ class Hazards:
     def _race(self, new, old, shadow, rows, size, hit):
         if self.same_value is not None and new.write and old.write and old.asy is None and self.same_value():
             if self.strict:
-                self.report("same-value", f"unordered writes of equal values on {shadow.name}", (new.line, old.line), (new.agent(), old.agent()), severity="warning")
+                self.report(
+                    "same-value",
+                    f"unordered writes of equal values on {shadow.name}",
+                    (new.line, old.line),
+                    (new.agent(), old.agent()),
+                    severity="warning",
+                )
             return
-        kind = {(True, True): "write after write", (True, False): "write after read", (False, True): "read after write"}[(new.write, old.write)]
-        cls = "race"
-        hint = ""
-        if new.asy is not None and old.asy is None and old.write:
+        kind = {(True, True): "write after write", (True, False): "write after read", (False, True): "read after write"}[
+            (new.write, old.write)
+        ]
+        cls, hint, severity = "race", "", "error"
+        if new.asy is not None and old.asy is not None and new.asy.kind == old.asy.kind == "tcgen05.mma" and new.asy.warp is old.asy.warp:
+            cls, hint, severity = (
+                "tcgen05-order",
+                "; both are MMAs of one thread, of different shape or accumulator: the ISA promises no order",
+                "warning",
+            )
+        if new.asy is not None and old.asy is None:
             known_generic = new.asy.clock.seen(old.warp.cluster.index, old.warp.lane_slice, False)
             behind = old.ep > known_generic
             if old.marr is not None:
                 behind = behind & old.marr
             if not behind.any():
-                cls, hint = "proxy-race", "; the write is ordered, but no fence.proxy.async makes it visible to the asynchronous proxy"
+                access = "write" if old.write else "read"
+                cls, hint = "proxy-race", f"; the {access} is ordered, but no fence.proxy.async makes it known to the asynchronous proxy"
+                severity = "error" if old.write else "warning"
         first = self._first_cell(shadow, rows, size, hit)
-        self.report(cls, f"{kind} without order on {shadow.name} at {shadow.unit} {first}{hint}", (new.line, old.line), (new.agent(), old.agent()))
+        self.report(
+            cls,
+            f"{kind} without order on {shadow.name} at {shadow.unit} {first}{hint}",
+            (new.line, old.line),
+            (new.agent(), old.agent()),
+            severity,
+        )
 
     def _uninitialised(self, rec, shadow, rows, size, last, what):
         first = self._first_cell(shadow, rows, size, last == NEVER)
-        self.report("uninitialised", f"read of {shadow.name} that nothing has written, at {shadow.unit} {first}", (rec.line,), (rec.agent(),))
+        self.report(
+            "uninitialised", f"read of {shadow.name} that nothing has written, at {shadow.unit} {first}", (rec.line,), (rec.agent(),)
+        )
 
     @staticmethod
     def _first_cell(shadow, rows, size, hit):

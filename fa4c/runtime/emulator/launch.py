@@ -1,4 +1,5 @@
 """The public entry: launch a kernel's PTX on NumPy buffers."""
+
 import struct
 from dataclasses import dataclass
 
@@ -8,10 +9,27 @@ from .errors import EmulatorError
 from .memory import Buffer
 from .program import load_program
 from .report import Report
-from .schedule import Launch
+from .schedule import DEFAULT_RESIDENT, Launch
 from .tma import ELEMENT_BYTES, Descriptor, decode_map
 
-_PACK = {"u8": "B", "s8": "b", "i8": "b", "bool": "?", "u16": "H", "s16": "h", "i16": "h", "u32": "I", "s32": "i", "i32": "i", "u64": "Q", "s64": "q", "i64": "q", "f32": "f", "f64": "d", "f16": "e"}
+_PACK = {
+    "u8": "B",
+    "s8": "b",
+    "i8": "b",
+    "bool": "?",
+    "u16": "H",
+    "s16": "h",
+    "i16": "h",
+    "u32": "I",
+    "s32": "i",
+    "i32": "i",
+    "u64": "Q",
+    "s64": "q",
+    "i64": "q",
+    "f32": "f",
+    "f64": "d",
+    "f16": "e",
+}
 
 
 @dataclass
@@ -68,7 +86,17 @@ class TensorMap:
     def descriptor(self, address):
         """The decoded map, with the tensor at a global address."""
         size = ELEMENT_BYTES[self.dtype]
-        return Descriptor(address + self.base_offset_bytes, self.dtype, size, self.dims, (size, *self.strides_bytes), self.box, self.element_strides, self.swizzle, self.oob_fill in ("nan", True))
+        return Descriptor(
+            address + self.base_offset_bytes,
+            self.dtype,
+            size,
+            self.dims,
+            (size, *self.strides_bytes),
+            self.box,
+            self.element_strides,
+            self.swizzle,
+            self.oob_fill in ("nan", True),
+        )
 
     @property
     def nbytes(self):
@@ -77,8 +105,24 @@ class TensorMap:
         return self.base_offset_bytes + sum((d - 1) * s for d, s in zip(self.dims, (size, *self.strides_bytes))) + size
 
 
-def launch(ptx: str, entry: str, grid, block, cluster=(1, 1, 1), smem: int = 0, params=(), *, schedule="fifo", schedule_seed=0, hazards=True, strict=False,
-           resident=None, max_steps=None, progress=None, file="<ptx>") -> Report:  # fmt: skip
+def launch(
+    ptx: str,
+    entry: str,
+    grid,
+    block,
+    cluster=(1, 1, 1),
+    smem: int = 0,
+    params=(),
+    *,
+    schedule="fifo",
+    schedule_seed=0,
+    hazards=True,
+    strict=False,
+    resident=None,
+    max_steps=None,
+    progress=None,
+    file="<ptx>",
+) -> Report:
     """Execute one kernel. Buffers change in place; hazards are in the report, a launch that cannot go on raises EmulatorError."""
     program = load_program(ptx, entry, file)
     grid, block, cluster = _three(grid, "grid"), _three(block, "block"), _three(cluster or (1, 1, 1), "cluster")
@@ -87,9 +131,30 @@ def launch(ptx: str, entry: str, grid, block, cluster=(1, 1, 1), smem: int = 0, 
         raise EmulatorError(f"unknown schedule {schedule!r}", fix="use fifo or random")
     run = Launch(program, grid, block, cluster, smem, schedule, schedule_seed, hazards, strict, resident, max_steps, progress)
     run.set_params(pack_params(run, params))
+    _check_memory(run, hazards)
     report = run.run()
     run.memory.keep_initialised()
     return report
+
+
+MEMORY_LIMIT = 4 << 30
+
+
+def _check_memory(run, hazards):
+    """Buffers with their shadow (8 bytes a byte) and the CTAs that run at once must fit into 4 GB."""
+    buffers = sum(m.data.size for m in run.memory.items)
+    ctas = min(run.grid[0] * run.grid[1] * run.grid[2], run.resident or DEFAULT_RESIDENT)
+    warps = -(-run.block[0] * run.block[1] * run.block[2] // 32)
+    each = run.smem_limit * (9 if hazards else 1) + warps * len(run.program.kernel.reg_bits) * 256
+    need = buffers * (9 if hazards else 1) + ctas * each
+    if need > MEMORY_LIMIT:
+        raise EmulatorError(
+            f"the launch needs about {need >> 20} MB, more than {MEMORY_LIMIT >> 20}",
+            file=run.program.file,
+            line=run.program.kernel.line,
+            why=f"{buffers >> 20} MB of buffers{' with shadow memory' if hazards else ''}, {ctas} CTAs of {each >> 20} MB",
+            fix="a smaller problem, fewer resident CTAs, or no hazard detection",
+        )
 
 
 def _three(v, what):
@@ -106,9 +171,16 @@ def _check_shape(program, grid, block, cluster):
     if threads > 1024:
         raise EmulatorError(f"{threads} threads a CTA", file=program.file, line=k.line, why="at most 1024")
     if k.reqntid and tuple((*k.reqntid, 1, 1)[:3]) != block:
-        raise EmulatorError(f"block {block}, but the kernel says .reqntid {k.reqntid}", file=program.file, line=k.line, fix="launch it with that block")
+        raise EmulatorError(
+            f"block {block}, but the kernel says .reqntid {k.reqntid}", file=program.file, line=k.line, fix="launch it with that block"
+        )
     if any(g % c for g, c in zip(grid, cluster)) or cluster[0] * cluster[1] * cluster[2] > 16:
-        raise EmulatorError(f"grid {grid} in clusters of {cluster}", file=program.file, line=k.line, why="each grid size must be a multiple of the cluster's, and a cluster has at most 16 CTAs")
+        raise EmulatorError(
+            f"grid {grid} in clusters of {cluster}",
+            file=program.file,
+            line=k.line,
+            why="each grid size must be a multiple of the cluster's, and a cluster has at most 16 CTAs",
+        )
 
 
 def pack_params(run, params):
@@ -116,8 +188,12 @@ def pack_params(run, params):
     program = run.program
     declared = program.kernel.params
     if len(params) != len(declared):
-        raise EmulatorError(f"{program.kernel.name} takes {len(declared)} parameters, got {len(params)}", file=program.file, line=program.kernel.line,
-                            why="declared: " + ", ".join(f"{p.name} ({p.size} bytes)" for p in declared))  # fmt: skip
+        raise EmulatorError(
+            f"{program.kernel.name} takes {len(declared)} parameters, got {len(params)}",
+            file=program.file,
+            line=program.kernel.line,
+            why="declared: " + ", ".join(f"{p.name} ({p.size} bytes)" for p in declared),
+        )
     raw = bytearray(program.kernel.param_bytes)
     addresses = {}
     for p, value in zip(declared, params):
@@ -126,14 +202,18 @@ def pack_params(run, params):
                 raise EmulatorError(f"a tensor map for {p.name}, which has {p.size} bytes", file=program.file, line=program.kernel.line)
             base = _place(run, addresses, value.buffer, p.name)
             if value.nbytes > _array(value.buffer).nbytes:
-                raise EmulatorError(f"the tensor map of {p.name} spans {value.nbytes} bytes, its buffer has {_array(value.buffer).nbytes}", file=program.file,
-                                    line=program.kernel.line, why=f"dims {value.dims}, strides {value.strides_bytes}")  # fmt: skip
+                raise EmulatorError(
+                    f"the tensor map of {p.name} spans {value.nbytes} bytes, its buffer has {_array(value.buffer).nbytes}",
+                    file=program.file,
+                    line=program.kernel.line,
+                    why=f"dims {value.dims}, strides {value.strides_bytes}",
+                )
             run.tensor_maps[p.offset] = value.descriptor(base)
             continue
         data = _param_bytes(run, addresses, value, p, program)
         if len(data) != p.size:
             raise EmulatorError(f"{p.name} takes {p.size} bytes, got {len(data)}", file=program.file, line=program.kernel.line)
-        raw[p.offset:p.offset + p.size] = data
+        raw[p.offset : p.offset + p.size] = data
     return bytes(raw)
 
 

@@ -1,4 +1,5 @@
 """launch.json: a launch as data, for `fa4c emulate` and `python -m fa4c.runtime.emulator`. docs/emulator.md describes the fields."""
+
 import argparse
 import json
 import pathlib
@@ -11,7 +12,21 @@ from .launch import Buffer, Scalar, TensorMap, launch
 from .numerics import f32_to_bf16
 from .schedule import stderr_progress
 
-_NUMPY = {"bf16": "u2", "f16": "f2", "fp16": "f2", "f32": "f4", "f64": "f8", "i8": "i1", "u8": "u1", "i16": "i2", "u16": "u2", "i32": "i4", "u32": "u4", "i64": "i8", "u64": "u8"}
+_NUMPY = {
+    "bf16": "u2",
+    "f16": "f2",
+    "fp16": "f2",
+    "f32": "f4",
+    "f64": "f8",
+    "i8": "i1",
+    "u8": "u1",
+    "i16": "i2",
+    "u16": "u2",
+    "i32": "i4",
+    "u32": "u4",
+    "i64": "i8",
+    "u64": "u8",
+}
 
 
 class LaunchFile:
@@ -44,12 +59,30 @@ class LaunchFile:
         dtype, shape = spec.get("dtype"), tuple(spec.get("shape", ()))
         if dtype not in _NUMPY:
             self.fail(f"buffer {name!r} has the type {dtype!r}", fix="types: " + ", ".join(_NUMPY))
-        unknown = set(spec) - {"dtype", "shape", "file", "random", "scale", "seed", "fill", "poison", "writable", "layout", "save", "expect", "tolerance"}
+        unknown = set(spec) - {
+            "dtype",
+            "shape",
+            "file",
+            "random",
+            "scale",
+            "seed",
+            "fill",
+            "poison",
+            "writable",
+            "layout",
+            "save",
+            "expect",
+            "tolerance",
+        }
         if unknown:
             self.fail(f"buffer {name!r}: unknown field {sorted(unknown)[0]!r}")
         n = int(np.prod(shape)) * np.dtype(_NUMPY[dtype]).itemsize
         if n > 1 << 32:
-            self.fail(f"buffer {name!r} of {n >> 20} MB", why="the emulator keeps everything in memory, with shadow state", fix="launch a smaller problem")
+            self.fail(
+                f"buffer {name!r} of {n >> 20} MB",
+                why="the emulator keeps everything in memory, with shadow state",
+                fix="launch a smaller problem",
+            )
         if "file" in spec:
             array = self._load(spec["file"], name, dtype, shape)
         elif "random" in spec:
@@ -110,7 +143,7 @@ class LaunchFile:
     def _tensor_map(self, k, p):
         name, buffer = self._of(p, k)
         shape, item = buffer.array.shape, buffer.array.itemsize
-        strides = [int(np.prod(shape[i + 1:])) * item for i in range(len(shape))]
+        strides = [int(np.prod(shape[i + 1 :])) * item for i in range(len(shape))]
         dims = p.get("dims")
         if dims is None:
             sizes, steps = list(shape[::-1]), strides[::-1][1:]
@@ -120,11 +153,23 @@ class LaunchFile:
             sizes, steps = [shape[i] for i in order], [strides[i] for i in order[1:]]
         else:
             sizes, steps = dims, p["strides_bytes"]
-        return TensorMap(buffer, p.get("dtype", buffer.dtype), sizes, steps, p["box"], p.get("swizzle", 0), p.get("element_strides"), p.get("oob_fill", "zero"), p.get("base_offset_bytes", 0))
+        return TensorMap(
+            buffer,
+            p.get("dtype", buffer.dtype),
+            sizes,
+            steps,
+            p["box"],
+            p.get("swizzle", 0),
+            p.get("element_strides"),
+            p.get("oob_fill", "zero"),
+            p.get("base_offset_bytes", 0),
+        )
 
     def launch(self, ptx, file, **options):
         d = self.data
-        return launch(ptx, d.get("entry"), d["grid"], d["block"], d.get("cluster", (1, 1, 1)), d.get("smem", 0), self.params, file=file, **options)
+        return launch(
+            ptx, d.get("entry"), d["grid"], d["block"], d.get("cluster", (1, 1, 1)), d.get("smem", 0), self.params, file=file, **options
+        )
 
     def finish(self):
         """Write what `save` asks for, and compare with `expect`: messages of what differs."""
@@ -134,7 +179,10 @@ class LaunchFile:
             if "save" in spec:
                 np.save(self.path.parent / spec["save"], buffer.array)
             if "expect" in spec:
-                got, want = _decode(buffer.array, buffer.dtype), _decode(self._load(spec["expect"], name, buffer.dtype, buffer.array.shape), buffer.dtype)
+                got, want = (
+                    _decode(buffer.array, buffer.dtype),
+                    _decode(self._load(spec["expect"], name, buffer.dtype, buffer.array.shape), buffer.dtype),
+                )
                 error = float(np.abs(got - want).max())
                 if not error <= spec.get("tolerance", 0):
                     bad.append(f"buffer {name!r} differs from {spec['expect']} by up to {error:.3g}, tolerance {spec.get('tolerance', 0)}")
@@ -156,7 +204,9 @@ def _decode(array, dtype):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="KERNEL.ptx", help="PTX text")
     parser.add_argument("--launch", required=True, metavar="launch.json", help="grid, block, buffers and parameters")
-    parser.add_argument("--schedule", choices=("fifo", "random"), default="fifo", help="how warps and copies interleave (default: fifo, deterministic)")
+    parser.add_argument(
+        "--schedule", choices=("fifo", "random"), default="fifo", help="how warps and copies interleave (default: fifo, deterministic)"
+    )
     parser.add_argument("--schedule-seed", type=int, default=0, metavar="N", help="seed of the random schedule")
     parser.add_argument("--resident", type=int, metavar="N", help="how many CTAs run at once")
     parser.add_argument("--max-steps", type=int, default=50_000_000, metavar="N", help="give up after N basic blocks (default: 50 million)")
@@ -172,8 +222,17 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as e:
         raise EmulatorError(f"cannot read the PTX: {getattr(e, 'strerror', None) or e}", file=args.file) from None
     launch_file = LaunchFile(args.launch)
-    report = launch_file.launch(ptx, args.file, schedule=args.schedule, schedule_seed=args.schedule_seed, hazards=not args.no_hazards, strict=args.strict,
-                                resident=args.resident, max_steps=args.max_steps, progress=stderr_progress)  # fmt: skip
+    report = launch_file.launch(
+        ptx,
+        args.file,
+        schedule=args.schedule,
+        schedule_seed=args.schedule_seed,
+        hazards=not args.no_hazards,
+        strict=args.strict,
+        resident=args.resident,
+        max_steps=args.max_steps,
+        progress=stderr_progress,
+    )
     wrong = launch_file.finish()
     if args.json:
         print(json.dumps(report.as_dict() | {"wrong": wrong}, indent=1))
@@ -183,7 +242,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fa4c.runtime.emulator", description="Execute a PTX kernel on the CPU and report its hazards.")
+    parser = argparse.ArgumentParser(
+        prog="python -m fa4c.runtime.emulator", description="Execute a PTX kernel on the CPU and report its hazards."
+    )
     add_arguments(parser)
     args = parser.parse_args(argv)
     try:

@@ -4,6 +4,7 @@ A warp's lanes run as fragments: sets of lanes at one place in the program. A di
 halves meet again at the branch's post-dominator, through a token that counts the lanes still missing. Each fragment can be
 scheduled on its own, so a lane that waits for another lane of its warp makes progress as on hardware since Volta.
 """
+
 import numpy as np
 
 from .counters import Counters
@@ -47,7 +48,24 @@ class Token:
 class Frag:
     """Lanes of one warp at one place. `parts` are their clocks; lanes that synchronised share one."""
 
-    __slots__ = ("warp", "cta", "launch", "H", "mask", "marr", "block", "stack", "parts", "state", "fired", "why", "timeout", "spin", "counters", "saved")
+    __slots__ = (
+        "warp",
+        "cta",
+        "launch",
+        "H",
+        "mask",
+        "marr",
+        "block",
+        "stack",
+        "parts",
+        "state",
+        "fired",
+        "why",
+        "timeout",
+        "spin",
+        "counters",
+        "saved",
+    )
 
     def __init__(self, warp, mask, block, stack, parts):
         self.warp, self.cta, self.launch, self.H = warp, warp.cta, warp.cta.launch, warp.cta.launch.hazards
@@ -137,11 +155,14 @@ class Warp:
         self.lane_slice = slice((cta.rank * cta.n_warps + index) * 32, (cta.rank * cta.n_warps + index) * 32 + 32)
         self.ep = np.ones(32, np.int32)
         self.R = [_ZERO[b] for b in cta.launch.program.kernel.reg_bits]
-        self.frags = [Frag(self, lanes, 0, None, [(lanes, cta.launch.hazards.start_clock(cta.cluster))] if cta.launch.hazards else [(lanes, None)])]
+        self.frags = [
+            Frag(self, lanes, 0, None, [(lanes, cta.launch.hazards.start_clock(cta.cluster))] if cta.launch.hazards else [(lanes, None)])
+        ]
         self.specials, self.local, self.joins = {}, None, {}
         self.pending_regs, self.pending_inputs, self.wg_groups, self.wg_open = {}, {}, [], []  # wgmma.py
         self.bulk, self.cp_async = {}, {}  # per lane: bulk groups, cp.async groups
-        self.tc, self.watch_loads = None, False  # tcgen05.py
+        self.tc, self.watch_loads, self.synced = None, False, False  # tcgen05.py
+        self.max_registers = []  # values of setmaxnreg, in order
         self.inits, self.published = 0, 0  # mbarrier initialisations, and those a fence.mbarrier_init has published
         self.dirty = set() if cta.launch.program.uses_wgmma and cta.launch.hazards else None
 
@@ -167,18 +188,33 @@ class Warp:
         base, _, dim = name.partition(".")
         k = xyz.get(dim, 0)
         const = {
-            "%ntid": (bx, by, bz)[k], "%ctaid": cta.index[k], "%nctaid": launch.grid[k], "%warpid": self.index, "%nwarpid": cta.n_warps, "%smid": cta.linear % launch.sms,
-            "%nsmid": launch.sms, "%gridid": 1, "%cluster_ctarank": cta.rank, "%cluster_nctarank": cta.cluster.n, "%clusterid": cta.cluster.id3[k],
-            "%nclusterid": launch.grid[k] // launch.cluster[k], "%cluster_ctaid": cta.index[k] % launch.cluster[k], "%cluster_nctaid": launch.cluster[k],
-            "%is_explicit_cluster": int(cta.cluster.n > 1), "%dynamic_smem_size": launch.dynamic_smem, "%total_smem_size": launch.smem_limit - SHARED_RESERVED,
-        }  # fmt: skip
+            "%ntid": (bx, by, bz)[k],
+            "%ctaid": cta.index[k],
+            "%nctaid": launch.grid[k],
+            "%warpid": self.index,
+            "%nwarpid": cta.n_warps,
+            "%smid": cta.linear % launch.sms,
+            "%nsmid": launch.sms,
+            "%gridid": 1,
+            "%cluster_ctarank": cta.rank,
+            "%cluster_nctarank": cta.cluster.n,
+            "%clusterid": cta.cluster.id3[k],
+            "%nclusterid": launch.grid[k] // launch.cluster[k],
+            "%cluster_ctaid": cta.index[k] % launch.cluster[k],
+            "%cluster_nctaid": launch.cluster[k],
+            "%is_explicit_cluster": int(cta.cluster.n > 1),
+            "%dynamic_smem_size": launch.dynamic_smem,
+            "%total_smem_size": launch.smem_limit - SHARED_RESERVED,
+        }
         if base == "%tid":
             v = (t % bx, t // bx % by, t // (bx * by))[k].astype(np.uint32)
         elif base == "%laneid":
             v = lane
         elif base.startswith("%lanemask_"):
             kind = base[10:]
-            v = {"eq": _BITS, "lt": _BITS - 1, "le": (_BITS - 1) | _BITS, "gt": ~((_BITS - 1) | _BITS), "ge": ~(_BITS - 1)}[kind].astype(np.uint32)
+            v = {"eq": _BITS, "lt": _BITS - 1, "le": (_BITS - 1) | _BITS, "gt": ~((_BITS - 1) | _BITS), "ge": ~(_BITS - 1)}[kind].astype(
+                np.uint32
+            )
         elif base in const:
             v = np.full(32, const[base], np.uint32)
         else:
@@ -192,7 +228,13 @@ class Warp:
         return self.local
 
 
-_ZERO = {1: np.zeros(32, bool), 16: np.zeros(32, np.uint16), 32: np.zeros(32, np.uint32), 64: np.zeros(32, np.uint64), 128: np.zeros(32, np.uint64)}
+_ZERO = {
+    1: np.zeros(32, bool),
+    16: np.zeros(32, np.uint16),
+    32: np.zeros(32, np.uint32),
+    64: np.zeros(32, np.uint64),
+    128: np.zeros(32, np.uint64),
+}
 for _a in _ZERO.values():
     _a.setflags(write=False)
 

@@ -3,6 +3,7 @@
 Address map. A shared address is `cluster rank << 24 | offset`, own addresses included, and the first KiB of a window belongs to
 the system, as on hardware. Generic addresses: buffers from 1 << 40, shared at 1 << 44, local at 1 << 45, parameters at 1 << 46.
 """
+
 import bisect
 
 import numpy as np
@@ -81,11 +82,21 @@ class GlobalMemory:
         i = bisect.bisect_right(self.bases, lo) - 1
         mem = self.items[i] if i >= 0 else None
         if mem is None or hi > mem.base + mem.data.size:
-            near = f"; the nearest buffer below, {mem.name}, has {mem.data.size} bytes and this is {lo - mem.base} bytes in" if mem is not None else ""
-            raise EmulatorError(f"global {'store' if write else 'load'} out of bounds: address {lo:#x}..{hi - 1:#x}{near}", line=line,
-                                why="no buffer of the launch holds these bytes", fix="check sizes, strides and predicates")  # fmt: skip
+            near = (
+                f"; the nearest buffer below, {mem.name}, has {mem.data.size} bytes and this is {lo - mem.base} bytes in"
+                if mem is not None
+                else ""
+            )
+            raise EmulatorError(
+                f"global {'store' if write else 'load'} out of bounds: address {lo:#x}..{hi - 1:#x}{near}",
+                line=line,
+                why="no buffer of the launch holds these bytes",
+                fix="check sizes, strides and predicates",
+            )
         if write and not mem.writable:
-            raise EmulatorError(f"store to the read-only buffer {mem.name}", line=line, fix="mark the buffer writable if the kernel should change it")
+            raise EmulatorError(
+                f"store to the read-only buffer {mem.name}", line=line, fix="mark the buffer writable if the kernel should change it"
+            )
         return mem
 
 
@@ -111,9 +122,18 @@ class SharedMemory:
                 if F is not None:
                     self.check_alive(F, rank, line)
                 return rank * self.window + off
-        bad = next(int(a) for a in np.atleast_1d(addresses) if not (SHARED_RESERVED <= (a & 0xFFFFFF) and (a & 0xFFFFFF) + span <= self.limit and (a >> 24) < self.n_cta))
-        raise EmulatorError(f"shared access out of bounds: address {bad:#x}, {span} bytes, but the window is {SHARED_RESERVED:#x}..{self.limit - 1:#x} in {self.n_cta} CTAs",
-                            line=line, why=f"the launch has {self.limit - SHARED_RESERVED} bytes of shared memory a CTA", fix="check the dynamic shared memory size and the offset")  # fmt: skip
+        bad = next(
+            int(a)
+            for a in np.atleast_1d(addresses)
+            if not ((a & 0xFFFFFF) >= SHARED_RESERVED and (a & 0xFFFFFF) + span <= self.limit and (a >> 24) < self.n_cta)
+        )
+        raise EmulatorError(
+            f"shared access out of bounds: address {bad:#x}, {span} bytes, "
+            f"but the window is {SHARED_RESERVED:#x}..{self.limit - 1:#x} in {self.n_cta} CTAs",
+            line=line,
+            why=f"the launch has {self.limit - SHARED_RESERVED} bytes of shared memory a CTA",
+            fix="check the dynamic shared memory size and the offset",
+        )
 
     def check_alive(self, F, ranks, line):
         """A remote access to a CTA that has exited."""
@@ -135,7 +155,9 @@ def load_lanes(F, m, line, mem, idx, size, n, strong=False):
     v = mem.views[size]
     out = [v.take(base)] if n == 1 else [v.take(base + k) for k in range(n)]
     if mem.shadow is not None:
-        F.H.generic(F, m, mem.shadow, idx >> _LOG2[total], total, False, line, strong) if total <= 16 else _wide(F, m, mem, idx, total, False, line, strong)
+        F.H.generic(F, m, mem.shadow, idx >> _LOG2[total], total, False, line, strong) if total <= 16 else _wide(
+            F, m, mem, idx, total, False, line, strong
+        )
     return out
 
 
@@ -193,8 +215,12 @@ def _same_instruction(F, act, mem, rows, total, data, line):
 
 def _misaligned(F, act, line, idx, total, mem):
     bad = next(int(i) for k, i in enumerate(np.atleast_1d(idx)) if i & (total - 1) and (act is None or act[k]))
-    raise EmulatorError(f"misaligned access to {mem.name}: byte {bad:#x} for {total} bytes", line=line, why="vector and scalar accesses must be naturally aligned",
-                        fix="align the address, or use a narrower access")  # fmt: skip
+    raise EmulatorError(
+        f"misaligned access to {mem.name}: byte {bad:#x} for {total} bytes",
+        line=line,
+        why="vector and scalar accesses must be naturally aligned",
+        fix="align the address, or use a narrower access",
+    )
 
 
 def _fill(F, m, addr):
@@ -220,7 +246,9 @@ def resolve(F, m, line, space, addr, off, span, write):
     if space == "generic":
         lo = int(a.min())
         if lo >= SHARED_BASE:
-            space, base = ("shared", SHARED_BASE) if lo < LOCAL_BASE else ("local", LOCAL_BASE) if lo < PARAM_BASE else ("param", PARAM_BASE)
+            space, base = (
+                ("shared", SHARED_BASE) if lo < LOCAL_BASE else ("local", LOCAL_BASE) if lo < PARAM_BASE else ("param", PARAM_BASE)
+            )
             a = a - base
             if int(a.max()) >= SHARED_BASE:
                 raise EmulatorError("one instruction with generic addresses in several state spaces", line=line, why="this is not modelled")
@@ -238,7 +266,9 @@ def resolve(F, m, line, space, addr, off, span, write):
     if space == "local":
         local = F.warp.local_memory()
         if int(a.min()) < 0 or int(a.max()) + span > local.size:
-            raise EmulatorError(f"local access out of bounds: offset {int(a.min())}..{int(a.max()) + span - 1} of {local.size} bytes", line=line)
+            raise EmulatorError(
+                f"local access out of bounds: offset {int(a.min())}..{int(a.max()) + span - 1} of {local.size} bytes", line=line
+            )
         return local.mem, a + local.lane_offsets
     if space in ("param", "const"):
         if space == "const":

@@ -2,6 +2,7 @@
 
 Every function takes and returns NumPy arrays (or NumPy scalars) and never changes its arguments: registers share arrays.
 """
+
 import numpy as np
 
 U1, U2, U4, U8 = np.dtype("u1"), np.dtype("u2"), np.dtype("u4"), np.dtype("u8")

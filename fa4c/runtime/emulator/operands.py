@@ -1,4 +1,5 @@
 """Matrix operands in shared memory: descriptors of wgmma and tcgen05 (PTX ISA 9.7.15.5 and 9.7.16.4) to element indices."""
+
 import functools
 
 import numpy as np

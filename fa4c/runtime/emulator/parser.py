@@ -3,6 +3,7 @@
 Braces open scopes with their own registers and labels; inline assembly relies on it (`LAB_WAIT`, `DONE`, `P1` repeat many
 times in one kernel). Every register of a kernel gets one index, every label one instruction position.
 """
+
 import bisect
 import re
 from dataclasses import dataclass, field
@@ -10,9 +11,29 @@ from dataclasses import dataclass, field
 from .errors import EmulatorError
 
 TYPE_BYTES = {
-    "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4,
-    "f16x2": 4, "bf16x2": 4, "tf32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8, "b128": 16, "pred": 0,
-}  # fmt: skip
+    "b8": 1,
+    "u8": 1,
+    "s8": 1,
+    "b16": 2,
+    "u16": 2,
+    "s16": 2,
+    "f16": 2,
+    "bf16": 2,
+    "b32": 4,
+    "u32": 4,
+    "s32": 4,
+    "f32": 4,
+    "f16x2": 4,
+    "bf16x2": 4,
+    "tf32": 4,
+    "b64": 8,
+    "u64": 8,
+    "s64": 8,
+    "f64": 8,
+    "f32x2": 8,
+    "b128": 16,
+    "pred": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -137,12 +158,17 @@ _INSTR = re.compile(r"(?:@(!?)\s*([%\w$.]+)\s+)?([a-z_][\w.:]*)\s*(.*)", re.S)
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,{}\[\]()]+")
 _SPECIAL = re.compile(
     r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]|laneid|warpid|nwarpid|smid|nsmid|gridid|cluster_ctarank|cluster_nctarank"
-    r"|is_explicit_cluster|lanemask_(?:eq|lt|le|gt|ge)|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi|dynamic_smem_size|total_smem_size)")
+    r"|is_explicit_cluster|lanemask_(?:eq|lt|le|gt|ge)|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi|dynamic_smem_size|total_smem_size)"
+)
 _REGDECL = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
 _VARDECL = re.compile(
     r"((?:\.\w+\s+)*?)\.(shared|global|const|local|param)\s+((?:\.\w+\s+|\.align\s+\d+\s+|\d+\s+)*?)\.(\w+)\s+([\w$%]+)\s*"
-    r"((?:\[[^\]]*\]\s*)*)(?:=\s*(.*))?$", re.S)  # fmt: skip
-_ENTRY = re.compile(r"((?:\.(?:visible|extern|weak)\s+)*)\.(entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)\s*(?:\(([^)]*)\))?\s*([^{;]*)([{;])", re.S)
+    r"((?:\[[^\]]*\]\s*)*)(?:=\s*(.*))?$",
+    re.S,
+)
+_ENTRY = re.compile(
+    r"((?:\.(?:visible|extern|weak)\s+)*)\.(entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)\s*(?:\(([^)]*)\))?\s*([^{;]*)([{;])", re.S
+)
 
 
 def parse(text: str, file: str = "<ptx>") -> Module:
@@ -174,8 +200,12 @@ class _Parser:
         version = re.search(r"^\s*\.version\s+(\S+)", self.text, re.M)
         target = re.search(r"^\s*\.target\s+([\w,. ]+)", self.text, re.M)
         if not version or not target:
-            raise EmulatorError("this is not PTX: .version or .target is missing", file=self.file, line=1,
-                                fix="give the text that the compiler wrote (--keep-ptx, or nvcc -ptx)")
+            raise EmulatorError(
+                "this is not PTX: .version or .target is missing",
+                file=self.file,
+                line=1,
+                fix="give the text that the compiler wrote (--keep-ptx, or nvcc -ptx)",
+            )
         kernels, variables, pos, text = {}, [], 0, self.text
         while True:
             pos = self._skip(pos)
@@ -205,7 +235,7 @@ class _Parser:
                 continue
             end = text.find(";", pos)
             if end < 0:
-                self.fail(pos, f"cannot read {text[pos:pos + 40].split(chr(10))[0]!r}", "no statement of PTX starts like this")
+                self.fail(pos, f"cannot read {text[pos : pos + 40].split(chr(10))[0]!r}", "no statement of PTX starts like this")
             variables.append(self._variable(text[pos:end].strip(), pos))
             pos = end + 1
         return Module(self.file, version.group(1), target.group(1).split(",")[0].strip(), kernels, variables, self.files, self.raw_lines)
@@ -244,13 +274,23 @@ class _Parser:
         if init:
             values = [int(v, 0) for v in re.findall(r"-?(?:0[xX][0-9a-fA-F]+|\d+)", init)]
             data = b"".join((v & ((1 << 8 * TYPE_BYTES[kind]) - 1)).to_bytes(TYPE_BYTES[kind], "little") for v in values)
-        return Variable(name, space, int(align.group(1)) if align else TYPE_BYTES[kind], 0 if unsized else size,
-                        ".extern" in prefix or unsized, data, self.line(pos))
+        return Variable(
+            name,
+            space,
+            int(align.group(1)) if align else TYPE_BYTES[kind],
+            0 if unsized else size,
+            ".extern" in prefix or unsized,
+            data,
+            self.line(pos),
+        )
 
     def _params(self, text, pos):
         params, offset = [], 0
         for piece in filter(None, (p.strip() for p in text.split(","))):
-            m = re.match(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s*(?:\.\w+\s*)?(?:\.align\s+\d+\s*)?)?([\w$%]+)\s*(?:\[(\d+)\])?$", piece)
+            m = re.match(
+                r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s*(?:\.\w+\s*)?(?:\.align\s+\d+\s*)?)?([\w$%]+)\s*(?:\[(\d+)\])?$",
+                piece,
+            )
             if not m or m.group(2) not in TYPE_BYTES:
                 self.fail(pos, f"cannot read the parameter {piece!r}")
             size = TYPE_BYTES[m.group(2)] * int(m.group(4) or 1)
@@ -309,7 +349,7 @@ class _Parser:
                 continue
             stop = text.find(";", pos, end)
             if stop < 0:
-                self.fail(pos, f"no semicolon after {text[pos:pos + 40].strip()!r}")
+                self.fail(pos, f"no semicolon after {text[pos : pos + 40].strip()!r}")
             stmt, at, pos = text[pos:stop], pos, stop + 1
             if c == ".":
                 self._directive(stmt, at, scope)
@@ -406,7 +446,7 @@ class _Parser:
             elif c in "]})":
                 depth -= 1
             elif depth == 0:
-                out.append(text[start:m.start()])
+                out.append(text[start : m.start()])
                 start = m.end()
         out.append(text[start:])
         return out
@@ -423,7 +463,7 @@ class _Parser:
         if c == "{":
             return Vec(tuple(self._operand(p.strip(), scope, pos) for p in text.strip("{} \t\n").split(",")))
         if c == "[":
-            return self._memory(text[1:text.rindex("]")].strip(), scope, pos)
+            return self._memory(text[1 : text.rindex("]")].strip(), scope, pos)
         if c == "!":
             return Not(self._operand(text[1:].strip(), scope, pos))
         if c == "_" and text == "_":

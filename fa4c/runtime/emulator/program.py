@@ -1,7 +1,9 @@
 """A kernel ready to run: blocks, compiled functions, decoded machine operations. Independent of any launch, so it is cached."""
+
 import hashlib
 
 from . import cfg, codegen, memory
+from .arithmetic import BlockCompiler
 from .counters import class_of
 from .errors import EmulatorError
 from .parser import TYPE_BYTES, Imm, Kernel, Mem, Module, Reg, Sink, Symbol, Vec, parse
@@ -35,8 +37,18 @@ class Program:
         self.params = {p.name: p for p in kernel.params}
         self.blocks = cfg.build(kernel, self.is_op)
         self.env = codegen.base_env()
-        self.env.update(ld=memory.load, st=memory.store, to_generic=memory.to_generic, from_generic=memory.from_generic, is_space=memory.is_space,
-                        special=special, symbol=symbol, ldparam=load_param, mapa=mapa, noop=lambda *a: None)  # fmt: skip
+        self.env.update(
+            ld=memory.load,
+            st=memory.store,
+            to_generic=memory.to_generic,
+            from_generic=memory.from_generic,
+            is_space=memory.is_space,
+            special=special,
+            symbol=symbol,
+            ldparam=load_param,
+            mapa=mapa,
+            noop=lambda *a: None,
+        )
         self.uses_wgmma = any(i.parts[0] == "wgmma" for i in kernel.instrs)
         self.sources = {}
         self._check_known()
@@ -55,24 +67,39 @@ class Program:
         """Refuse unknown instructions at load time, by name and line."""
         for ins in self.kernel.instrs:
             base = ins.parts[0]
-            if base in self.ops or base in MEMORY_OPS or base in ("bra", "ret", "exit", "trap") or hasattr(codegen.BlockCompiler, "op_" + base):
+            if base in self.ops or base in MEMORY_OPS or base in ("bra", "ret", "exit", "trap") or hasattr(BlockCompiler, "op_" + base):
                 continue
-            raise EmulatorError(f"unknown instruction {ins.opcode}", file=self.file, line=ins.line, why="the emulator has no rule for it",
-                                fix="docs/emulator.md lists what is modelled")  # fmt: skip
+            raise EmulatorError(
+                f"unknown instruction {ins.opcode}",
+                file=self.file,
+                line=ins.line,
+                why="the emulator has no rule for it",
+                fix="docs/emulator.md lists what is modelled",
+            )
         for b in self.blocks:
             if not b.op:
                 # Generating the text finds operand and type errors before anything runs.
-                self.sources[b.id] = codegen.BlockCompiler(self.kernel, b, True, self.env, MEMORY_OPS, self.file).source(f"block{b.id}")
+                self.sources[b.id] = BlockCompiler(self.kernel, b, True, self.env, MEMORY_OPS, self.file).source(f"block{b.id}")
 
     def _decode(self, ins):
         try:
             return self.ops[ins.parts[0]](ins, self)
         except codegen.Unsupported as e:
-            raise EmulatorError(f"{e} is not supported", file=self.file, line=ins.line, why=f"the instruction is {ins.opcode}",
-                                fix="docs/emulator.md lists what is modelled") from None  # fmt: skip
+            raise EmulatorError(
+                f"{e} is not supported",
+                file=self.file,
+                line=ins.line,
+                why=f"the instruction is {ins.opcode}",
+                fix="docs/emulator.md lists what is modelled",
+            ) from None
         except (IndexError, KeyError, ValueError, AttributeError) as e:
-            raise EmulatorError(f"cannot decode {ins.opcode}", file=self.file, line=ins.line, why=f"{type(e).__name__}: {e}",
-                                fix="check the operand count and types against the PTX ISA") from e  # fmt: skip
+            raise EmulatorError(
+                f"cannot decode {ins.opcode}",
+                file=self.file,
+                line=ins.line,
+                why=f"{type(e).__name__}: {e}",
+                fix="check the operand count and types against the PTX ISA",
+            ) from e
 
     def where(self, line):
         """The PTX text of a line, for reports, with the source location if the PTX has one."""
@@ -92,7 +119,7 @@ class Code:
         self.instr = program.kernel.instrs[block.first]
         self._full = self._masked = None
         self.n = block.last - block.first
-        self.classes = [class_of(i) for i in program.kernel.instrs[block.first:block.last]]
+        self.classes = [class_of(i) for i in program.kernel.instrs[block.first : block.last]]
 
     def full(self, F, R, m):
         return (self._full or self._compile(True))(F, R, m)
@@ -103,7 +130,7 @@ class Code:
     def _compile(self, full):
         p = self.program
         name = f"block{self.block.id}{'' if full else 'm'}"
-        text = p.sources[self.block.id] if full else codegen.BlockCompiler(p.kernel, self.block, False, p.env, MEMORY_OPS, p.file).source(name)
+        text = p.sources[self.block.id] if full else BlockCompiler(p.kernel, self.block, False, p.env, MEMORY_OPS, p.file).source(name)
         exec(compile(text, f"<{p.kernel.name}:{name}>", "exec"), p.env)
         fn = p.env[name]
         if full:
@@ -173,6 +200,8 @@ def gen_st(c, ins):
         raise codegen.Unsupported(f"type .{t}")
     base, off = _address(c, a)
     items = b.items if isinstance(b, Vec) else (b,)
+    if len(items) != n:
+        raise codegen.Unsupported(f"{len(items)} sources for {n} elements")
     data = ", ".join(c.arr(i, f"u{size}") for i in items)
     c.emit(f"st(F, {c.mask_arg()}, {ins.line}, {space!r}, {base}, {off}, {size}, {data})")
 
@@ -199,8 +228,21 @@ def gen_activemask(c, ins):
     c.put(ins.ops[0], "special(F, '%activemask')", "u4")
 
 
-MEMORY_OPS = {"ld": gen_ld, "ldu": gen_ld, "st": gen_st, "prefetch": gen_nothing, "prefetchu": gen_nothing, "griddepcontrol": gen_nothing, "setmaxnreg": gen_nothing,
-              "nanosleep": gen_nothing, "mapa": gen_mapa, "createpolicy": gen_zero, "activemask": gen_activemask, "discard": gen_nothing, "applypriority": gen_nothing, "pmevent": gen_nothing}  # fmt: skip
+MEMORY_OPS = {
+    "ld": gen_ld,
+    "ldu": gen_ld,
+    "st": gen_st,
+    "prefetch": gen_nothing,
+    "prefetchu": gen_nothing,
+    "griddepcontrol": gen_nothing,
+    "nanosleep": gen_nothing,
+    "mapa": gen_mapa,
+    "createpolicy": gen_zero,
+    "activemask": gen_activemask,
+    "discard": gen_nothing,
+    "applypriority": gen_nothing,
+    "pmevent": gen_nothing,
+}
 
 
 # --- values that depend on the launch -----------------------------------------------------------------------------------

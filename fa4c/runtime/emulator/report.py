@@ -1,4 +1,5 @@
 """What a launch gives back: hazards, counters, and both as text or JSON."""
+
 from dataclasses import dataclass, field
 
 
@@ -16,15 +17,25 @@ class Hazard:
 
     def text(self, file="<ptx>"):
         """`file:line: severity: class: message`, then each access with its PTX text."""
-        out = [f"{file}:{self.lines[0] if self.lines else 0}:1: {self.severity}: {self.cls}: {self.message}" + (f" ({self.count} times)" if self.count > 1 else "")]
+        out = [
+            f"{file}:{self.lines[0] if self.lines else 0}:1: {self.severity}: {self.cls}: {self.message}"
+            + (f" ({self.count} times)" if self.count > 1 else "")
+        ]
         for i, w in enumerate(self.where):
             agent = f"{self.agents[i]}: " if i < len(self.agents) and self.agents[i] else ""
             out.append(f"note: {'access' if i == 0 else 'earlier'}: line {self.lines[i]}: {agent}{w}")
         return "\n".join(out)
 
     def as_dict(self):
-        return {"class": self.cls, "severity": self.severity, "message": self.message, "lines": list(self.lines), "agents": list(self.agents),
-                "count": self.count, "where": list(self.where)}  # fmt: skip
+        return {
+            "class": self.cls,
+            "severity": self.severity,
+            "message": self.message,
+            "lines": list(self.lines),
+            "agents": list(self.agents),
+            "count": self.count,
+            "where": list(self.where),
+        }
 
 
 @dataclass
@@ -50,8 +61,15 @@ class Report:
         lines = [h.text(self.file) for h in self.hazards]
         lines += [f"note: {n}" for n in self.notes]
         total = self.counters.get("total", {})
-        lines.append(f"{self.entry}: {total.get('instructions', 0)} warp instructions, {len(self.errors)} hazards, {len(self.hazards) - len(self.errors)} warnings")
+        errors, warnings = len(self.errors), len(self.hazards) - len(self.errors)
+        lines.append(f"{self.entry}: {total.get('instructions', 0)} warp instructions, {errors} hazards, {warnings} warnings")
         return "\n".join(lines)
 
     def as_dict(self):
-        return {"entry": self.entry, "ok": self.ok, "hazards": [h.as_dict() for h in self.hazards], "counters": self.counters, "notes": self.notes}
+        return {
+            "entry": self.entry,
+            "ok": self.ok,
+            "hazards": [h.as_dict() for h in self.hazards],
+            "counters": self.counters,
+            "notes": self.notes,
+        }

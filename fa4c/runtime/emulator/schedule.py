@@ -3,6 +3,7 @@
 `fifo` is deterministic: every fragment in order runs until it must wait; asynchronous operations complete after each round.
 `random` draws both who runs and for how many blocks, and completes asynchronous operations in any order their unit allows.
 """
+
 import random
 import sys
 from collections import defaultdict
@@ -56,7 +57,9 @@ class Launch:
                 self.shared_at[v.name] = at
         self.smem_limit, self.local_size = at + self.dynamic_smem, local
         if self.smem_limit > 1 << 24:
-            raise EmulatorError(f"{self.dynamic_smem} bytes of shared memory", why="a CTA of any target has at most 227 KiB", fix="check the launch")
+            raise EmulatorError(
+                f"{self.dynamic_smem} bytes of shared memory", why="a CTA of any target has at most 227 KiB", fix="check the launch"
+            )
 
     def symbol_address(self, name, cta):
         if name in self.shared_at:
@@ -87,7 +90,7 @@ class Launch:
             at = self.program.params[name].offset + offset
             v = []
             for k in range(n):
-                a = np.full(32, int.from_bytes(self.params[at + k * size:at + (k + 1) * size], "little"), f"u{size}")
+                a = np.full(32, int.from_bytes(self.params[at + k * size : at + (k + 1) * size], "little"), f"u{size}")
                 a.setflags(write=False)
                 v.append(a)
             self.param_values[key] = v
@@ -324,8 +327,13 @@ class Launch:
         finally:
             self.steps += ran
             if self.max_steps and self.steps > self.max_steps:
-                raise EmulatorError(f"more than {self.max_steps} blocks executed", file=self.program.file, line=self.program.kernel.instrs[code[max(F.block, 0)].block.first].line,
-                                    why="the step limit guards against endless loops", fix="raise max_steps, or look at the loop around this line")  # fmt: skip
+                raise EmulatorError(
+                    f"more than {self.max_steps} blocks executed",
+                    file=self.program.file,
+                    line=self.program.kernel.instrs[code[max(F.block, 0)].block.first].line,
+                    why="the step limit guards against endless loops",
+                    fix="raise max_steps, or look at the loop around this line",
+                )
         return ran
 
     def _guard(self, F, ins):
@@ -389,13 +397,15 @@ class Launch:
         if self.hazards is None:
             raise EmulatorError(f"deadlock: {message}", file=self.program.file, line=lines[0] if lines else 0)
         uniq = tuple(dict.fromkeys(lines))[:8]
-        self.hazards.report("deadlock", message, uniq, tuple(agents[:len(uniq)]))
+        self.hazards.report("deadlock", message, uniq, tuple(agents[: len(uniq)]))
         for cl in self.live:
             for cta in cl.ctas:
                 self.all_counters.append((cta.index, cta.counters))
 
     def _report(self):
-        report = Report(self.program.file, self.program.kernel.name, list(self.hazards.found.values()) if self.hazards else [], {}, self.notes)
+        report = Report(
+            self.program.file, self.program.kernel.name, list(self.hazards.found.values()) if self.hazards else [], {}, self.notes
+        )
         per_cta = {}
         total = defaultdict(int)
         by_cta = defaultdict(lambda: defaultdict(int))

@@ -4,14 +4,15 @@ Tensor memory is 128 lanes x 512 columns of 32 bits a CTA; a cell's number is la
 issue order (the ISA promises it only for MMAs of one shape and accumulator; released kernels rely on more). A tcgen05.ld counts
 as complete once one of its results is used, or at wait::ld; a tcgen05.st at wait::st.
 """
+
 import numpy as np
 
 from .codegen import Unsupported
 from .errors import EmulatorError
 from .hazards import Shadow
+from .mbarrier import arrive, find
 from .operands import element_index, tcgen05_fields, to_float
 from .parser import Imm, Mem, Reg, Vec
-from .sync import arrive, find
 
 COLUMNS = 512
 
@@ -31,22 +32,32 @@ class Tmem:
     def alloc(self, n, line):
         """The first free run of n columns, or None."""
         for start in range(0, COLUMNS - n + 1, 32):
-            if not self.owner[start:start + n].any():
+            if not self.owner[start : start + n].any():
                 self.number += 1
-                self.owner[start:start + n] = self.number
+                self.owner[start : start + n] = self.number
                 self.allocs[start] = (n, self.number, line)
                 if self.shadow is not None:
-                    self.shadow.w.reshape(128, COLUMNS)[:, start:start + n] = 0
-                    self.shadow.r.reshape(128, COLUMNS)[:, start:start + n] = 0
+                    self.shadow.w.reshape(128, COLUMNS)[:, start : start + n] = 0
+                    self.shadow.r.reshape(128, COLUMNS)[:, start : start + n] = 0
                 return start
         return None
 
     def check_columns(self, F, start, n, line):
         """Columns of an access must be inside tensor memory and allocated."""
         if start < 0 or start + n > COLUMNS:
-            raise EmulatorError(f"tensor memory columns {start}..{start + n - 1}", line=line, why=f"there are {COLUMNS}", fix="check the address: lane << 16 | column")
-        if F.H and not self.owner[start:start + n].all():
-            F.H.report("tmem-unallocated", f"access to tensor memory columns {start}..{start + n - 1}, which are not all allocated", (line,), (F.agent(),))
+            raise EmulatorError(
+                f"tensor memory columns {start}..{start + n - 1}",
+                line=line,
+                why=f"there are {COLUMNS}",
+                fix="check the address: lane << 16 | column",
+            )
+        if F.H and not self.owner[start : start + n].all():
+            F.H.report(
+                "tmem-unallocated",
+                f"access to tensor memory columns {start}..{start + n - 1}, which are not all allocated",
+                (line,),
+                (F.agent(),),
+            )
 
     def check_end(self, cta):
         """Allocations that a CTA leaves behind."""
@@ -78,8 +89,17 @@ def _state(w):
 
 def op_tcgen05(ins, program):
     p = ins.parts
-    maker = {"alloc": _alloc, "dealloc": _dealloc, "relinquish_alloc_permit": _relinquish, "mma": _mma, "commit": _commit, "ld": _ld, "st": _st, "wait": _wait,
-             "fence": lambda i: lambda F, m: True}.get(p[1].split("::")[0])  # fmt: skip
+    maker = {
+        "alloc": _alloc,
+        "dealloc": _dealloc,
+        "relinquish_alloc_permit": _relinquish,
+        "mma": _mma,
+        "commit": _commit,
+        "ld": _ld,
+        "st": _st,
+        "wait": _wait,
+        "fence": _fence,
+    }.get(p[1].split("::")[0])
     if maker is None:
         raise Unsupported(f"instruction {ins.opcode}")
     return maker(ins)
@@ -137,7 +157,7 @@ def _dealloc(ins):
             cells = (np.arange(128)[:, None] * COLUMNS + np.arange(start, start + n, 32)[None, :]).ravel() // 16
             rows = np.concatenate([cells, cells + 1])
             F.H.flat(F, t.shadow, rows, 16, True, ins.line)
-        t.owner[start:start + n] = 0
+        t.owner[start : start + n] = 0
         F.launch.effects += 1
         return True
 
@@ -152,6 +172,30 @@ def _relinquish(ins):
     return run
 
 
+def _fence(ins):
+    after = "fence::after_thread_sync" in ins.parts
+
+    def run(F, m):
+        if after:
+            F.warp.synced = False
+        return True
+
+    return run
+
+
+def _check_fence(F, ins):
+    """--strict: a tcgen05 instruction after a synchronisation wants tcgen05.fence::after_thread_sync between."""
+    if F.launch.strict and F.warp.synced and F.H:
+        F.H.report(
+            "tcgen05-fence",
+            f"{ins.opcode} after a barrier without tcgen05.fence::after_thread_sync between",
+            (ins.line,),
+            (F.agent(),),
+            severity="warning",
+        )
+        F.warp.synced = False
+
+
 # --- MMA ------------------------------------------------------------------------------------------------------------------
 class Shape:
     """The fields of an instruction descriptor, kind::f16."""
@@ -162,7 +206,11 @@ class Shape:
         self.negate = (idesc >> 13 & 1) ^ (idesc >> 14 & 1)
         self.a_mn, self.b_mn = bool(idesc >> 15 & 1), bool(idesc >> 16 & 1)
         if idesc >> 2 & 1 or self.d_type != 1 or self.a_type > 1 or self.b_type > 1:
-            raise EmulatorError(f"instruction descriptor {idesc:#010x} is not modelled", line=line, why="sparse, f16 accumulators or other types than f16 and bf16")
+            raise EmulatorError(
+                f"instruction descriptor {idesc:#010x} is not modelled",
+                line=line,
+                why="sparse, f16 accumulators or other types than f16 and bf16",
+            )
 
 
 def _mma(ins):
@@ -181,11 +229,21 @@ def _mma(ins):
         line = ins.line
         lanes = np.flatnonzero(m).tolist()
         if len(lanes) > 1 and F.H:
-            F.H.report("mma-issue", f"tcgen05.mma is issued by {len(lanes)} lanes, each an MMA of its own", (line,), (F.agent(),), severity="warning")
+            F.H.report(
+                "mma-issue",
+                f"tcgen05.mma is issued by {len(lanes)} lanes, each an MMA of its own",
+                (line,),
+                (F.agent(),),
+                severity="warning",
+            )
         for lane in lanes:
             shape = Shape(int(F.get(i_op)[lane]), line)
             if (group == 1 and shape.m not in (64, 128)) or (group == 2 and shape.m not in (128, 256)) or not 8 <= shape.n <= 256:
-                raise EmulatorError(f"tcgen05.mma of shape {shape.m}x{shape.n} with cta_group::{group}", line=line, why="M is 64 or 128 for one CTA, 128 or 256 for two; N at most 256")
+                raise EmulatorError(
+                    f"tcgen05.mma of shape {shape.m}x{shape.n} with cta_group::{group}",
+                    line=line,
+                    why="M is 64 or 128 for one CTA, 128 or 256 for two; N at most 256",
+                )
             d = int(F.get(d_op.base)[lane]) + d_op.offset
             a = ("tmem", int(F.get(a_op.base)[lane]) + a_op.offset) if isinstance(a_op, Mem) else ("smem", int(F.get(a_op, 8)[lane]))
             b = int(F.get(b_op, 8)[lane])
@@ -193,9 +251,14 @@ def _mma(ins):
             off = [int(F.get(x)[lane]) for x in lanes_off.items] if lanes_off else []
             state = _state(F.warp)
             op = F.launch.new_op(F, "tcgen05.mma", line, 1 << lane, lane)
+            _check_fence(F, ins)
             if F.H:
-                op.clock = op.clock.with_bits(state.chain.get(lane, 0))
-            state.chain[lane] = state.chain.get(lane, 0) | op.bits
+                # Issue order counts as order; under --strict only among MMAs of one shape and accumulator.
+                key = (lane, d, shape.m, shape.n) if F.launch.strict else lane
+                op.clock = op.clock.with_bits(state.chain.get(key, 0))
+                state.chain[key] = state.chain.get(key, 0) | op.bits
+                if F.launch.strict:
+                    state.chain[lane] = state.chain.get(lane, 0) | op.bits
             op.waits = (id(F.cta), "tcgen05")
             ctas = [F.cta]
             if group == 2:
@@ -213,13 +276,19 @@ def _operand(F, op, cta, desc, rows, k_major, line):
     """A 16-bit operand tile [rows, 16] from a CTA's shared memory."""
     fields = tcgen05_fields(desc)
     if fields is None or desc >> 52 & 1:
-        raise EmulatorError(f"shared-memory descriptor {desc:#018x} is not modelled", line=line, why="swizzle mode or absolute leading offset")
+        raise EmulatorError(
+            f"shared-memory descriptor {desc:#018x} is not modelled", line=line, why="swizzle mode or absolute leading offset"
+        )
     index, chunks = element_index(*fields, rows, 16, k_major)
     smem = cta.cluster.smem
     lo, hi = int(chunks[0]) * 16, int(chunks[-1]) * 16 + 16
     if lo < 1024 or hi > smem.limit:
-        raise EmulatorError(f"tcgen05.mma operand out of bounds: shared bytes {lo:#x}..{hi - 1:#x} of a window that ends at {smem.limit:#x}", line=line,
-                            why=f"descriptor start {fields[0]:#x}, leading {fields[1]}, stride {fields[2]}, swizzle {fields[3]}", fix="check start address and offsets")  # fmt: skip
+        raise EmulatorError(
+            f"tcgen05.mma operand out of bounds: shared bytes {lo:#x}..{hi - 1:#x} of a window that ends at {smem.limit:#x}",
+            line=line,
+            why=f"descriptor start {fields[0]:#x}, leading {fields[1]}, stride {fields[2]}, swizzle {fields[3]}",
+            fix="check start address and offsets",
+        )
     base = cta.rank * smem.window
     if F.H:
         F.H.async_access(op, smem.mem.shadow, chunks + (base >> 4), 16, False)
@@ -246,7 +315,7 @@ def _a_tile(F, op, cta, a, shape, rows, line):
     lanes = np.arange(rows) if rows == 128 else _lanes64(rows)
     if F.H:
         F.H.async_access(op, t.shadow, *_cells(lanes, column, 8), False)
-    words = np.ascontiguousarray(t.data[lanes, column:column + 8])
+    words = np.ascontiguousarray(t.data[lanes, column : column + 8])
     return to_float(words.view(np.uint16), bf16)
 
 
@@ -280,23 +349,28 @@ def _run_mma(F, op, ctas, shape, d, a, b, acc, off):
         else:
             lanes, width = np.arange(128), n
         keep = None
-        words = off[4 * k:4 * k + 4]
+        words = off[4 * k : 4 * k + 4]
         if any(words):
             disabled = np.array([words[x // 32] >> (x % 32) & 1 for x in lanes], bool)
             keep = ~disabled
             lanes, product = lanes[keep], product[keep]
         t.check_columns(F, column, width, line)
         if a[0] == "tmem" and F.H and column < (a[1] & 0xFFFF) + 8 and (a[1] & 0xFFFF) < column + width:
-            F.H.report("tmem-overlap", f"the accumulator, columns {column}..{column + width - 1}, overlaps operand A at column {a[1] & 0xFFFF}", (line,), (op.agent(),))
+            F.H.report(
+                "tmem-overlap",
+                f"the accumulator, columns {column}..{column + width - 1}, overlaps operand A at column {a[1] & 0xFFFF}",
+                (line,),
+                (op.agent(),),
+            )
         view = t.data.view(np.float32)
         if acc:
-            product = product + view[lanes, column:column + width]
+            product = product + view[lanes, column : column + width]
         if F.H:
             cells = _cells(lanes, column, width)
             if acc:
                 F.H.async_access(op, t.shadow, *cells, False)
             F.H.async_write(op, t.shadow, *cells)
-        view[lanes, column:column + width] = product
+        view[lanes, column : column + width] = product
 
 
 def _commit(ins):
@@ -334,7 +408,7 @@ def _commit(ins):
 # --- loads and stores -------------------------------------------------------------------------------------------------------
 def _shape(ins):
     p = ins.parts
-    if "32x32b" not in p or any("pack" in x or "red" == x for x in p):
+    if "32x32b" not in p or any("pack" in x or x == "red" for x in p):
         raise Unsupported(f"instruction {ins.opcode}")
     return int(next(x for x in p if x[0] == "x" and x[1:].isdigit())[1:])
 
@@ -349,8 +423,12 @@ def _window(F, ins, mem, n):
     lane, column = address >> 16 & 0xFFFF, address & 0xFFFF
     quarter = F.warp.index % 4 * 32
     if lane != quarter:
-        raise EmulatorError(f"warp {F.warp.index} accesses tensor memory lanes {lane}..{lane + 31}", line=ins.line, why=f"it may access lanes {quarter}..{quarter + 31} only",
-                            fix="the lane in the address (bits 16 and up) must be 32 * (warp % 4)")  # fmt: skip
+        raise EmulatorError(
+            f"warp {F.warp.index} accesses tensor memory lanes {lane}..{lane + 31}",
+            line=ins.line,
+            why=f"it may access lanes {quarter}..{quarter + 31} only",
+            fix="the lane in the address (bits 16 and up) must be 32 * (warp % 4)",
+        )
     t = _tmem(F.cta)
     t.check_columns(F, column, n, ins.line)
     return t, np.arange(quarter, quarter + 32), column
@@ -366,6 +444,7 @@ def _ld(ins):
 
     def run(F, m):
         t, lanes, column = _window(F, ins, mem, n)
+        _check_fence(F, ins)
         state = _state(F.warp)
         if F.H:
             op = F.launch.new_op(F, "tcgen05.ld", ins.line, F.mask)
@@ -374,7 +453,7 @@ def _ld(ins):
             for r in regs:
                 state.load_regs[r] = op
             F.warp.watch_loads = True
-        block = np.ascontiguousarray(t.data[lanes, column:column + n].T)
+        block = np.ascontiguousarray(t.data[lanes, column : column + n].T)
         R = F.warp.R
         for r, v in zip(items, block):
             if isinstance(r, Reg):
@@ -392,13 +471,14 @@ def _st(ins):
 
     def run(F, m):
         t, lanes, column = _window(F, ins, mem, n)
+        _check_fence(F, ins)
         state = _state(F.warp)
         if F.H:
             use_loads(F, {r.index for r in items if isinstance(r, Reg)})
             op = F.launch.new_op(F, "tcgen05.st", ins.line, F.mask)
             F.H.async_write(op, t.shadow, *_cells(lanes, column, n))
             state.stores |= op.bits
-        t.data[lanes, column:column + n] = np.stack([F.get(i) for i in items], 1)
+        t.data[lanes, column : column + n] = np.stack([F.get(i) for i in items], 1)
         F.launch.effects += 1
         F.counters.add("tmem_bytes.store", 128 * n)
         return True
@@ -434,7 +514,9 @@ def use_loads(F, regs):
     for op in done.values():
         bits |= op.bits
         if F.launch.strict:
-            F.H.report("tcgen05-wait", "a result of tcgen05.ld is used without tcgen05.wait::ld", (op.line,), (F.agent(),), severity="warning")
+            F.H.report(
+                "tcgen05-wait", "a result of tcgen05.ld is used without tcgen05.wait::ld", (op.line,), (F.agent(),), severity="warning"
+            )
     state.load_regs = {r: op for r, op in state.load_regs.items() if op.id not in done}
     F.warp.watch_loads = bool(state.load_regs)
     F.H.add_bits(F, F.mask, bits)

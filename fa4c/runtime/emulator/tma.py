@@ -3,6 +3,7 @@
 A tile is read or written 16 bytes at a time; the swizzle exchanges 16-byte pieces by the absolute shared address. Elements
 outside the tensor read as zero and are not stored, and the transaction always counts the whole box.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +11,42 @@ from numpy.lib.stride_tricks import as_strided
 
 from .codegen import Unsupported
 from .errors import EmulatorError
+from .mbarrier import complete_tx, find
 from .memory import GLOBAL_BASE, PARAM_BASE, SHARED_BASE
 from .parser import Imm, Mem, Vec
-from .sync import complete_tx, find
 
 SWIZZLE_MASK = {0: 0, 32: 1, 64: 3, 128: 7}
-_FORMATS = {0: ("u8", 1), 1: ("u16", 2), 2: ("u32", 4), 3: ("s32", 4), 4: ("u64", 8), 5: ("s64", 8), 6: ("f16", 2), 7: ("f32", 4), 8: ("f32", 4), 9: ("f64", 8), 10: ("bf16", 2)}
-ELEMENT_BYTES = {"u8": 1, "s8": 1, "u16": 2, "i16": 2, "s16": 2, "u32": 4, "s32": 4, "i32": 4, "u64": 8, "s64": 8, "f16": 2, "fp16": 2, "bf16": 2, "f32": 4, "f64": 8, "tf32": 4}
+_FORMATS = {
+    0: ("u8", 1),
+    1: ("u16", 2),
+    2: ("u32", 4),
+    3: ("s32", 4),
+    4: ("u64", 8),
+    5: ("s64", 8),
+    6: ("f16", 2),
+    7: ("f32", 4),
+    8: ("f32", 4),
+    9: ("f64", 8),
+    10: ("bf16", 2),
+}
+ELEMENT_BYTES = {
+    "u8": 1,
+    "s8": 1,
+    "u16": 2,
+    "i16": 2,
+    "s16": 2,
+    "u32": 4,
+    "s32": 4,
+    "i32": 4,
+    "u64": 8,
+    "s64": 8,
+    "f16": 2,
+    "fp16": 2,
+    "bf16": 2,
+    "f32": 4,
+    "f64": 8,
+    "tf32": 4,
+}
 
 
 @dataclass
@@ -44,12 +74,16 @@ class Descriptor:
 
 def decode_map(raw: bytes, line=0) -> Descriptor:
     """128 descriptor bytes, by the field table of the drivers of CUDA 12 and 13."""
-    word = lambda at: int.from_bytes(raw[at:at + 4], "little")  # noqa: E731
+    word = lambda at: int.from_bytes(raw[at : at + 4], "little")  # noqa: E731
     flags = word(8)
     rank = (flags >> 4 & 7) + 1
     fmt = flags >> 7 & 15
     if rank > 5 or fmt not in _FORMATS:
-        raise EmulatorError(f"the 128 bytes are not a tensor map: rank {rank}, format {fmt}", line=line, fix="pass the bytes that cuTensorMapEncodeTiled wrote")
+        raise EmulatorError(
+            f"the 128 bytes are not a tensor map: rank {rank}, format {fmt}",
+            line=line,
+            fix="pass the bytes that cuTensorMapEncodeTiled wrote",
+        )
     dtype, size = _FORMATS[fmt]
     if flags >> 11 & 3:
         raise EmulatorError("interleaved tensor maps are not supported", line=line)
@@ -61,8 +95,17 @@ def decode_map(raw: bytes, line=0) -> Descriptor:
     dims = [word(32 + 4 * i) + 1 for i in range(5)]
     es = int.from_bytes(raw[52:55], "little")
     box = [raw[55 + i] + 1 for i in range(5)]
-    return Descriptor(int.from_bytes(raw[:8], "little"), dtype, size, tuple(dims[:rank]), tuple(strides[:rank]), tuple(box[:rank]),
-                      tuple((es >> 3 * i & 7) + 1 for i in range(rank)), swizzle, bool(flags >> 15 & 1))  # fmt: skip
+    return Descriptor(
+        int.from_bytes(raw[:8], "little"),
+        dtype,
+        size,
+        tuple(dims[:rank]),
+        tuple(strides[:rank]),
+        tuple(box[:rank]),
+        tuple((es >> 3 * i & 7) + 1 for i in range(rank)),
+        swizzle,
+        bool(flags >> 15 & 1),
+    )
 
 
 def swizzled(chunks, swizzle):
@@ -78,13 +121,13 @@ def _descriptor(F, address, line):
         off = address - PARAM_BASE
         d = launch.tensor_maps.get(off)
         if d is None:
-            raw = launch.params[off:off + 128]
+            raw = launch.params[off : off + 128]
             if len(raw) < 128:
                 raise EmulatorError(f"no tensor map at parameter byte {off}", line=line, fix="pass a TensorMap for this parameter")
             d = launch.tensor_maps[off] = decode_map(raw, line)
         return d
     mem = launch.memory.find(address, address + 128, line, False)
-    return decode_map(mem.data[address - mem.base:address - mem.base + 128].tobytes(), line)
+    return decode_map(mem.data[address - mem.base : address - mem.base + 128].tobytes(), line)
 
 
 def _box(d, coords):
@@ -108,7 +151,7 @@ def _global_view(launch, d, box, line, write):
     steps = [st * es for st, es in zip(d.strides, d.element_strides)]
     last = at + sum((n - 1) * s for n, s in zip(counts, steps)) + d.size
     mem = launch.memory.find(at, last, line, write)
-    view = as_strided(mem.data[at - mem.base:], tuple(counts[::-1]) + (d.size,), tuple(steps[::-1]) + (1,))
+    view = as_strided(mem.data[at - mem.base :], tuple(counts[::-1]) + (d.size,), tuple(steps[::-1]) + (1,))
     return mem, view, at - mem.base, counts, steps
 
 
@@ -127,7 +170,9 @@ def _global_rows(mem, at, counts, steps, size):
 
 def _smem_chunks(F, cl, address, nbytes, swizzle, line, align=16):
     if address & (align - 1):
-        raise EmulatorError(f"bulk copy at the unaligned shared address {address:#x}", line=line, why=f"it must be aligned to {align} bytes")
+        raise EmulatorError(
+            f"bulk copy at the unaligned shared address {address:#x}", line=line, why=f"it must be aligned to {align} bytes"
+        )
     at = int(cl.smem.index(np.array([address], np.int64), nbytes, line, F)[0])
     return swizzled(np.arange(at >> 4, (at + nbytes) >> 4), swizzle)
 
@@ -167,7 +212,16 @@ def _completion(F, op):
     return F.H.start_clock(F.cta.cluster).with_bits(op.bits)
 
 
-_REDUCE = {"add": lambda o, v: o + v, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "inc": None, "dec": None}
+_REDUCE = {
+    "add": lambda o, v: o + v,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "inc": None,
+    "dec": None,
+}
 _NUMPY = {"f32": "f4", "f64": "f8", "u32": "u4", "s32": "i4", "u64": "u8", "s64": "i8", "f16": "f2", "fp16": "f2", "b32": "u4", "b64": "u8"}
 
 
@@ -249,7 +303,12 @@ def _tensor(ins, reduce):
             coords = [int(F.get(c).view(np.int32)[lane]) for c in tensor.coords]
             d = _descriptor(F, address, line)
             if len(coords) != rank or len(d.dims) != rank:
-                raise EmulatorError(f"{rank}-d copy with {len(coords)} coordinates and a map of rank {len(d.dims)}", line=line, why="all three must agree", fix="check the tensor map")
+                raise EmulatorError(
+                    f"{rank}-d copy with {len(coords)} coordinates and a map of rank {len(d.dims)}",
+                    line=line,
+                    why="all three must agree",
+                    fix="check the tensor map",
+                )
             if to_shared:
                 dst, bar = _shared(F, ops[0], lane), _shared(F, ops[2], lane)
                 dsts, bars = [dst], [bar]
@@ -290,7 +349,9 @@ def _bulk(ins, reduce):
     rop = next((x for x in p if x in _REDUCE), None) if reduce else None
     if reduce and (rop is None or _REDUCE[rop] is None or (t not in _NUMPY and t != "bf16")):
         raise Unsupported(f"instruction {ins.opcode}")
-    kind = {("global", False): "bulk load", ("global", True): "bulk load"}.get((src_space, reduce)) or ("bulk reduction" if reduce else "bulk store" if dst_space == "global" else "bulk DSMEM copy")
+    kind = {("global", False): "bulk load", ("global", True): "bulk load"}.get((src_space, reduce)) or (
+        "bulk reduction" if reduce else "bulk store" if dst_space == "global" else "bulk DSMEM copy"
+    )
 
     def run(F, m):
         line = ins.line
@@ -338,7 +399,7 @@ def _side(F, op, address, space, n, line, write, reduce=False):
             F.H.async_write(op, mem.shadow, rows, 16)
         else:
             F.H.async_access(op, mem.shadow, rows, 16, False)
-    return mem.data[at:at + n]
+    return mem.data[at : at + n]
 
 
 def _run_bulk(F, op, n, dsts, dst_space, src, src_space, bars, rop, dtype, line):
@@ -398,7 +459,9 @@ def op_st_async(ins, program):
         addresses, bars = F.address(mem), F.address(bar)
         for lane in np.flatnonzero(m).tolist():
             op = F.launch.new_op(F, "st.async", ins.line, 1 << lane, lane)
-            op.run = lambda o, lane=lane: _run_st_async(F, o, int(addresses[lane]), [int(v[lane]) for v in values], size, int(bars[lane]), ins.line)
+            op.run = lambda o, lane=lane: _run_st_async(
+                F, o, int(addresses[lane]), [int(v[lane]) for v in values], size, int(bars[lane]), ins.line
+            )
             F.launch.issue(op)
         return True
 

@@ -1,4 +1,5 @@
 """Warp-level matrix instructions: ldmatrix, stmatrix, movmatrix, mma.sync (PTX ISA chapter 9.7.14)."""
+
 import re
 
 import numpy as np

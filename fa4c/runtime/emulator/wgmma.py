@@ -3,6 +3,7 @@
 Each warp of the warpgroup computes its own 16 rows. An MMA runs as late as the ISA allows, at the wait that needs it; until
 then its accumulator registers are poisoned, and so are the registers of an A operand against being overwritten.
 """
+
 import re
 
 import numpy as np
@@ -11,7 +12,7 @@ from .codegen import Unsupported
 from .errors import EmulatorError
 from .hazards import FULL
 from .operands import element_index, to_float, wgmma_fields
-from .parser import Imm, Reg, Vec
+from .parser import Imm, Vec
 
 
 class Mma:
@@ -102,8 +103,12 @@ def _index(F, desc, rows, k_major, first, line):
     smem = F.cta.cluster.smem
     lo, hi = int(chunks[0]) * 16, int(chunks[-1]) * 16 + 16
     if lo < 1024 or hi > smem.limit:
-        raise EmulatorError(f"wgmma operand out of bounds: shared bytes {lo:#x}..{hi - 1:#x} of a window that ends at {smem.limit:#x}", line=line,
-                            why=f"descriptor {desc:#018x}: start {start:#x}, leading {leading}, stride {stride}, swizzle {swizzle}", fix="check start address, leading and stride offsets")  # fmt: skip
+        raise EmulatorError(
+            f"wgmma operand out of bounds: shared bytes {lo:#x}..{hi - 1:#x} of a window that ends at {smem.limit:#x}",
+            line=line,
+            why=f"descriptor {desc:#018x}: start {start:#x}, leading {leading}, stride {stride}, swizzle {swizzle}",
+            fix="check start address, leading and stride offsets",
+        )
     return index, chunks
 
 
@@ -118,7 +123,12 @@ def _check_fence(F, ins, regs, a_regs):
         k = F.launch.program.kernel
         block = next(b for b in w.dirty if bad[0] in b.defs)
         line = next(k.instrs[i].line for i in range(block.first, block.last) if bad[0] in _defs(k.instrs[i]))
-        F.H.report("wgmma-fence", f"register {k.reg_names[bad[0]]} is written and then used by wgmma without a wgmma.fence between", (ins.line, line), (F.agent(), F.agent()))
+        F.H.report(
+            "wgmma-fence",
+            f"register {k.reg_names[bad[0]]} is written and then used by wgmma without a wgmma.fence between",
+            (ins.line, line),
+            (F.agent(), F.agent()),
+        )
         w.dirty.clear()
 
 
@@ -131,7 +141,12 @@ def _defs(ins):
 def _poisoned(F, ins, r, mma, how="uses the result of"):
     if F.H:
         name = F.launch.program.kernel.reg_names[r]
-        F.H.report("wgmma-pending", f"register {name}: this instruction {how} a wgmma that wgmma.wait_group has not waited for", (ins.line, mma.line), (F.agent(), F.agent()))
+        F.H.report(
+            "wgmma-pending",
+            f"register {name}: this instruction {how} a wgmma that wgmma.wait_group has not waited for",
+            (ins.line, mma.line),
+            (F.agent(), F.agent()),
+        )
 
 
 def check_block(F, code):
@@ -216,7 +231,11 @@ def _execute(F, mmas):
             regs, tile = x.regs, None
         off = x.base >> 1
         b = to_float(u2.take(x.b_index[0] + off if off else x.b_index[0]), x.bf16)
-        a = _a_fragment(x.a_regs, x.bf16) if x.a_regs is not None else to_float(u2.take(x.a_index[0] + off if off else x.a_index[0]), x.bf16)
+        a = (
+            _a_fragment(x.a_regs, x.bf16)
+            if x.a_regs is not None
+            else to_float(u2.take(x.a_index[0] + off if off else x.a_index[0]), x.bf16)
+        )
         if x.sign_a * x.sign_b < 0:
             a = -a
         product = a @ b.T
@@ -249,6 +268,3 @@ def _scatter(w, regs, tile):
     R = w.R
     for r, row in zip(regs, t):
         R[r] = row
-
-
-

@@ -1,0 +1,149 @@
+"""The command line: the documented examples, launch.json, exit status and located errors."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from emulator_kernels import bf16, f32, ptx
+
+from fa4c.runtime.emulator.launch_file import main
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "emulate"
+
+
+def test_module_runs_without_torch_or_mlir():
+    code = (
+        "import sys; import fa4c.runtime.emulator.launch_file as m; s = m.main(sys.argv[1:]); "
+        "bad = {n.split('.')[0] for n in sys.modules} & {'torch', 'torch_mlir', 'cutlass', 'numba'}; assert not bad, bad; sys.exit(s)"
+    )
+    r = subprocess.run(
+        [sys.executable, "-c", code, str(EXAMPLES / "softmax.ptx"), "--launch", str(EXAMPLES / "softmax.json")],
+        capture_output=True,
+        text=True,
+        cwd=EXAMPLES.parents[1],
+    )
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert "0 hazards" in r.stdout
+
+
+def edited(tmp_path, name, change):
+    """A copy of an example's launch file with changes, beside its PTX."""
+    data = json.loads((EXAMPLES / f"{name}.json").read_text())
+    change(data)
+    path = tmp_path / "launch.json"
+    path.write_text(json.dumps(data))
+    return [str(EXAMPLES / f"{name}.ptx"), "--launch", str(path)]
+
+
+@pytest.mark.parametrize(
+    "schedule", [[], ["--schedule", "random", "--schedule-seed", "4"], ["--no-hazards"], ["--strict"], ["--resident", "1"]]
+)
+def test_softmax_example(tmp_path, schedule, capsys):
+    x = np.random.default_rng(2).standard_normal((5, 100)).astype(np.float32)
+    e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "want.npy", (e / e.sum(1, keepdims=True)).astype(np.float32))
+
+    def change(d):
+        d["buffers"]["in"] = {"dtype": "f32", "shape": [5, 100], "file": "x.npy"}
+        d["buffers"]["out"] |= {"expect": "want.npy", "tolerance": 1e-6, "save": "out.npy"}
+
+    assert main(edited(tmp_path, "softmax", change) + schedule) == 0, capsys.readouterr()
+    assert np.load(tmp_path / "out.npy").shape == (5, 100)
+
+
+def test_gemm_example(tmp_path, capsys):
+    g = np.random.default_rng(0)
+    a, b = bf16(g.standard_normal((64, 64))), bf16(g.standard_normal((64, 64)))
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", f32(b))  # float32 files are rounded
+
+    def change(d):
+        d["buffers"]["A"] |= {"file": "a.npy"}
+        d["buffers"]["B"] |= {"file": "b.npy"}
+        d["buffers"]["C"] |= {"save": "c.npy"}
+
+    assert main(edited(tmp_path, "gemm_cute", change) + ["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and report["counters"]["total"]["mma_flops"] == 2 * 64**3
+    np.testing.assert_allclose(np.load(tmp_path / "c.npy"), f32(a).astype(np.float64) @ f32(b).T, atol=1e-4)
+
+
+def test_a_wrong_result_is_exit_status_1(tmp_path, capsys):
+    np.save(tmp_path / "want.npy", np.zeros((5, 100), np.float32))
+    assert main(edited(tmp_path, "softmax", lambda d: d["buffers"]["out"].update(expect="want.npy"))) == 1
+    assert "differs from want.npy" in capsys.readouterr().out
+
+
+def test_a_hazard_is_exit_status_1(tmp_path, capsys):
+    text = (
+        (EXAMPLES / "gemm_cute.ptx")
+        .read_text()
+        .replace("mbarrier.try_wait.parity", "mbarrier.test_wait.parity")
+        .replace(", 0, 10000000;", ", 1;")
+    )
+    assert text != (EXAMPLES / "gemm_cute.ptx").read_text()
+    (tmp_path / "k.ptx").write_text(text)
+    assert main([str(tmp_path / "k.ptx"), "--launch", str(EXAMPLES / "gemm_cute.json")]) == 1
+    out = capsys.readouterr().out
+    assert "error: deadlock" in out and "k.ptx:" in out
+
+
+BAD = {
+    "no JSON": (lambda d: "{", "not JSON"),
+    "unknown field": (lambda d: d.update(gird=[1]), "'gird'"),
+    "missing field": (lambda d: d.pop("grid"), "'grid' is missing"),
+    "unknown buffer": (lambda d: d["params"][0].update(buffer="nope"), "'nope'"),
+    "unknown kind": (lambda d: d["params"][0].update(kind="thing"), "'thing'"),
+    "unknown dtype": (lambda d: d["buffers"]["in"].update(dtype="f8"), "'f8'"),
+    "unknown distribution": (lambda d: d["buffers"]["in"].update(random="cauchy"), "'cauchy'"),
+    "missing file": (lambda d: d["buffers"]["in"].update(file="none.npy"), "none.npy"),
+    "missing parameter": (lambda d: d["params"].pop(), "takes 4 parameters"),
+    "buffer too small": (lambda d: d["buffers"]["out"].update(shape=[5, 99]), "out of bounds"),
+    "too much memory": (lambda d: d["buffers"]["in"].update(shape=[1 << 16, 1 << 16]), "MB"),
+    "wrong entry": (lambda d: d.update(entry="nope"), "no kernel 'nope'"),
+    "bad grid": (lambda d: d.update(grid=[0, 1, 1]), "grid"),
+    "bad cluster": (lambda d: d.update(cluster=[2, 1, 1]), "cluster"),
+    "block": (lambda d: d.update(block=[2048, 1, 1]), "1024"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_launch_files(name, tmp_path, capsys):
+    change, what = BAD[name]
+    args = edited(tmp_path, "softmax", change)
+    if name == "no JSON":
+        (tmp_path / "launch.json").write_text("{")
+    assert main(args) == 1
+    err = capsys.readouterr().err
+    assert what in err and ": error: " in err
+
+
+def test_step_limit(tmp_path, capsys):
+    (tmp_path / "k.ptx").write_text(ptx("L: add.u32 %r4, %r4, 1;\nbra L;"))
+    (tmp_path / "l.json").write_text(json.dumps({"entry": "k", "grid": [1], "block": [32], "smem": 0, "params": []}))
+    assert main([str(tmp_path / "k.ptx"), "--launch", str(tmp_path / "l.json"), "--max-steps", "1000"]) == 1
+    assert "1000 blocks" in capsys.readouterr().err
+
+
+def test_co_residency(tmp_path, capsys):
+    """CTA 0 waits for CTA 1: fine when both run, a report when only one may."""
+    text = ptx(
+        """ld.param.u64 %rd0, [flag]; mov.u32 %r4, %ctaid.x; setp.eq.u32 %p0, %r4, 1; @%p0 bra S;
+W: ld.acquire.gpu.global.u32 %r5, [%rd0]; setp.eq.u32 %p1, %r5, 0; @%p1 bra W; bra E;
+S: mov.u32 %r6, 1; setp.ne.u32 %p2, %r0, 0; @%p2 bra E; st.release.gpu.global.u32 [%rd0], %r6; E:""",
+        [".u64 flag"],
+    )
+    (tmp_path / "k.ptx").write_text(text)
+    (tmp_path / "l.json").write_text(
+        json.dumps(
+            {"grid": [2], "block": [32], "buffers": {"f": {"dtype": "u32", "shape": [1]}}, "params": [{"kind": "pointer", "buffer": "f"}]}
+        )
+    )
+    args = [str(tmp_path / "k.ptx"), "--launch", str(tmp_path / "l.json")]
+    assert main(args) == 0
+    assert main([*args, "--resident", "1"]) == 1
+    assert "co-residency" in capsys.readouterr().out
