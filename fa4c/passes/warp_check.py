@@ -4,7 +4,7 @@ First the static facts: byte ranges, register budgets, warps, byte counts, barri
 data, for sizes that give loops of 0 to several iterations, on an abstract machine (`protocol.py`) that knows pipes, MMAs in flight, named barriers
 and the async proxy. A finding is a located error that names the operation and the reason.
 
-A kernel without barriers fails:  'warp.wgmma' reads a slot of its buffer that was not waited for
+Without a wait:  'warp.wgmma' reads a slot of its buffer that was not waited for
 """
 
 from __future__ import annotations
