@@ -339,6 +339,11 @@ def test_a_module_without_a_host():
         run(parse_module("module {}"), {})
 
 
+def test_a_loop_that_does_not_advance():
+    with pytest.raises(Diagnostic, match="body.mlir:.*error: 'scf.for' has the step 0"):
+        run_body("%none = arith.subi %c1, %c1 : index\n scf.for %i = %c0 to %c1 step %none {\n}", X)
+
+
 def test_an_unknown_operation_is_named():
     with pytest.raises(Diagnostic, match="error: 'tensor.empty' cannot be evaluated"):
         run_body("%e = tensor.empty() : tensor<4xf32>", X)
