@@ -81,6 +81,13 @@ def test_through_several_maps():
     assert count_after(text, '"attn.map"') == 0
 
 
+def test_a_scale_stays_a_normal_number():
+    tiny = [constant(value, "c") + "\n    %y = arith.mulf %x, %c : f32" for value in ("1.0e-30", "1.0e-35")]
+    text = function(gemm_qk() + map_op("a", ["s"], tiny[0]) + map_op("t", ["a"], tiny[1]) + softmax(x="t"), [LSE])
+    assert scale_after(text) == pytest.approx(1e-35)
+    assert count_after(text, '"attn.map"') == 1
+
+
 def test_scores_that_others_read_stay():
     body = (
         gemm_qk()

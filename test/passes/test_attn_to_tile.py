@@ -22,6 +22,7 @@ from attn_to_tile_programs import (
     softmax,
 )
 
+from fa4c.ir import scalar, tile
 from fa4c.ir.context import print_module
 
 TO_TILE = "attn-to-tile{block-m=64 block-n=32}"
@@ -151,6 +152,16 @@ VARIANTS = {
     ),
     "map behind the mask": function(
         gemm_qk() + mask_op("a", "s", CAUSAL) + map_op("u", ["a"], SCALED) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]
+    ),
+    "mask, map, mask": function(
+        gemm_qk()
+        + mask_op("a", "s", WINDOW)
+        + map_op("e", ["a"], SIGMOID.replace("%e", "%w"))
+        + mask_op("u", "e", CAUSAL)
+        + softmax()
+        + cast("pc", "p")
+        + gemm_pv(),
+        [O, LSE],
     ),
     "map that unmasks": function(
         gemm_qk() + mask_op("a", "s", CAUSAL) + map_op("u", ["a"], SIGMOID) + softmax() + cast("pc", "p") + gemm_pv(), [O, LSE]
@@ -352,3 +363,61 @@ def test_every_operation_has_a_place_in_the_file():
         alias = re.search(r"loc\((#loc\d+)\)", line)[1]
         number = int(re.search(rf'^{alias} = loc\("test.mlir":(\d+):', printed, re.MULTILINE)[1])
         assert source in lines[number - 1]
+
+
+# -- which blocks are visited, and which of them are masked --------------------------------------------------
+
+
+def visited_blocks(module, x: int, sizes: dict) -> dict[int, bool]:
+    """block -> whether it is masked, for the CTA of row block x: the kernel's scalar arithmetic, without its tiles."""
+    kernel = module.body.operations[1]
+    values = {}
+
+    def evaluate(op):
+        operation = op.operation
+        if isinstance(op, tile.ProgramIdOp):
+            values.update(zip(operation.results, (np.int64(x), np.int64(0), np.int64(0)), strict=True))
+        elif isinstance(op, tile.DimOp):
+            names = [
+                name.value for name in module.body.operations[0].tensors[list(kernel.body.blocks[0].arguments).index(op.tensor)]["dims"]
+            ]
+            values[op.out] = np.int64(sizes[names[op.axis.value]])
+        elif operation.name.startswith("arith."):
+            values[operation.results[0]] = scalar.apply(operation, [values[v] for v in operation.operands])[0]
+
+    for op in kernel.body.blocks[0].operations:
+        if op.operation.name != "scf.for":
+            evaluate(op)
+            continue
+        found = {}
+        for t in range(int(values[op.operation.operands[1]])):
+            values[op.induction_variable] = np.int64(t)
+            for inner in op.body.operations:
+                evaluate(inner)
+                if isinstance(inner, tile.LoadOp):
+                    block = int(values[inner.coords[1]]) // 32
+                    found.setdefault(block, False)
+                elif isinstance(inner, tile.MapOp) and inner.cond is not None:
+                    found[block] = bool(values[inner.cond])
+        assert list(found) == sorted(found, reverse=True)
+        return found
+    raise AssertionError("no loop")
+
+
+MASKS = {"": lambda i, j: j == j, CAUSAL: lambda i, j: j <= i, WINDOW: lambda i, j: (j <= i) & (j >= i - 20)}
+
+
+@pytest.mark.parametrize("align", ["bottom_right", "top_left"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("m, n", [(64, 64), (200, 200), (130, 70), (70, 130), (1, 97), (97, 1), (65, 0), (300, 64)])
+def test_only_blocks_with_visible_keys_are_visited_and_only_mixed_ones_masked(mask, align, m, n):
+    module = programs.lower(attention(mask=mask, align=align), BANDED)
+    sizes = dict(b=1, hq=1, hkv=1, m=m, n=n)
+    rows, keys = np.arange(m)[:, None] + (n - m if align == "bottom_right" else 0), np.arange(n)[None, :]
+    seen = MASKS[mask](rows, keys) & (rows == rows)
+    for x in range(-(-m // 64)):
+        part = seen[64 * x : 64 * x + 64]
+        blocks = {j: part[:, 32 * j : 32 * j + 32] for j in range(-(-n // 32))}
+        holes = {j: not block.all() or block.shape[1] < 32 for j, block in blocks.items()}
+        first, last = min((j for j in blocks if blocks[j].any()), default=0), max((j for j in blocks if blocks[j].any()), default=-1)
+        assert visited_blocks(module, x, sizes) == {j: holes[j] for j in range(first, last + 1)}

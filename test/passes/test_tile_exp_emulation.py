@@ -2,7 +2,7 @@
 
 import attn_to_tile_programs as programs
 import pytest
-from attn_to_tile_programs import CAUSAL, attention
+from attn_to_tile_programs import CAUSAL, attention, function, gemm_qk, map_op, softmax
 
 from fa4c import targets
 from fa4c.ir.context import print_module
@@ -36,6 +36,13 @@ def test_the_target_decides_where_nothing_is_said():
     with targets.override("sm_90a", exp2_emulated=3):
         assert text_after("") == text_after("{share=3}") != text_after("{share=0}")
     assert text_after("{share=3}").count("emulated = 3") == 1  # P; row statistics stay
+
+
+def test_rows_stay_on_the_special_function_unit():
+    rows = map_op("e", ["lse"], "\n    %y = math.exp2 %x : f32", shapes=("?",))
+    text = function(gemm_qk() + softmax(x="s") + rows, [("e", "tensor<?xf32>", "m")])
+    after = print_module(programs.lower(text, f"{TO_TILE},tile-exp-emulation{{share=4}}"), locations=False)
+    assert after.count("math.exp2") == after.count("tile.exp2") == 1
 
 
 @pytest.mark.parametrize("share", [-2, 17])
