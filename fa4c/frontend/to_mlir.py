@@ -151,7 +151,15 @@ class _Printer:
 
     def reduce(self, step: dict):
         dims, dtype = self.values[step["in"][0]]
-        return [(dims[:-1], dtype)], f'kind = "{step["kind"]}"', None
+        dim = step.get("dim", len(dims) - 1)
+        attributes = f'kind = "{step["kind"]}"' + (f", dim = {dim} : i64" if "dim" in step else "")
+        return [(dims[:dim] + dims[dim + 1 :], dtype)], attributes, None
+
+    def scatter(self, step: dict):
+        operands = [self.values[name] for name in step["in"]]
+        indices = "bhij"[: 2 + max(len(dims) for dims, _ in operands[1:])]
+        region = self._region_of(step["exprs"], [dtype for _, dtype in operands[1:]], indices)
+        return [(operands[0][0], step["dtype"])], "", region
 
     def _fresh(self, name: str) -> str:
         while name in self.tensors:  # a region may not redefine an argument's name
@@ -159,21 +167,33 @@ class _Printer:
         return f"%{name}"
 
     def _region(self, expr: list, operands: list[str], indices: str) -> list[str]:
-        expr = canonical(expr, operands, self.tensors)
-        dtypes = dtypes_of(expr, operands, self.tensors)
+        return self._region_of([expr], operands, indices)
+
+    def _region_of(self, exprs: list, operands: list[str], indices: str) -> list[str]:
+        """The lines of a region that yields a value for each tree."""
         elements = [self._fresh("x" if len(operands) == 1 else f"x{k}") for k in range(len(operands))]
         arguments = [f"{name}: {_mlir_dtype(dtype)}" for name, dtype in zip(elements, operands, strict=True)]
         arguments += [f"{self._fresh(name)}: index" for name in indices]
-        lines, names = [f"^bb0({', '.join(arguments)}):"], []
+        lines, yielded = [f"^bb0({', '.join(arguments)}):"], []
+        for number, expr in enumerate(exprs):
+            yielded.append(self._value_lines(expr, operands, elements, "e" if number == 0 else f"e{number}_", lines))
+        names, kinds = (", ".join(part) for part in zip(*yielded, strict=True))
+        return [*lines, f'  "attn.yield"({names}) : ({kinds}) -> ()']
+
+    def _value_lines(self, expr: list, operands: list[str], elements: list[str], prefix: str, lines: list[str]) -> tuple[str, str]:
+        """Adds the lines of one tree; the name and the type of its value."""
+        expr = canonical(expr, operands, self.tensors)
+        dtypes = dtypes_of(expr, operands, self.tensors)
+        names: list[str] = []
         for number, node in enumerate(expr):
             if node[0] == "x":
                 names.append(elements[node[1]])
             elif node[0] == "index":
                 names.append(self._fresh(node[1]))
             else:
-                names.append(self._fresh(f"e{number}"))
+                names.append(self._fresh(f"{prefix}{number}"))
                 lines.append(f"  {names[-1]} = {self._node(node, names, dtypes, dtypes[number])}")
-        return [*lines, f'  "attn.yield"({names[-1]}) : ({_mlir_dtype(dtypes[-1])}) -> ()']
+        return names[-1], _mlir_dtype(dtypes[-1])
 
     def _node(self, node: list, names: list[str], dtypes: list[str], dtype: str) -> str:
         op, kind = node[0], _mlir_dtype(dtype)
@@ -204,7 +224,7 @@ class _Printer:
         return f"arith.{(_FLOAT_OPS if is_float else _INT_OPS)[op]} {operands} : {kind}"
 
 
-_STEPS = {name: getattr(_Printer, name) for name in ("gemm", "map", "mask", "softmax", "cast", "reduce")}
+_STEPS = {name: getattr(_Printer, name) for name in ("gemm", "map", "mask", "softmax", "cast", "reduce", "scatter")}
 
 
 def _cast(source: str, target: str) -> str:

@@ -17,7 +17,7 @@ from .diagnostics import op_error
 from .mlir import ext, ir
 
 REDUCE_KINDS = ("sum", "max")
-PROBLEM_SIZES = ("m", "n")
+PROBLEM_SIZES = ("m", "n", "hq", "hkv")
 
 # Scalar operations that a region may hold; `scalar.py` evaluates each, `semantics.py` knows a name for each.
 REGION_OPS = frozenset(
@@ -87,8 +87,8 @@ class GemmOp(Operation, name="gemm", traits=[ext.Pure]):
 class MapOp(Operation, name="map", traits=[ext.Pure]):
     """out[i, j] = body(x0[i, j], x1[i, j], ..., b, h, i, j): elementwise work, biases, soft caps.
 
-    A one-dimensional input is a row or column vector, spread over the dimension that it lacks. If all inputs are one-dimensional, so is the
-    result, and the region has no %j.
+    A one-dimensional input is a row or column vector, spread over the dimension that it lacks; a scalar is spread over all. If all inputs
+    are one-dimensional, so is the result, and the region has no %j; if all are scalars, it has no %i either.
     """
 
     inputs: Sequence[ext.Operand[Any]]
@@ -96,28 +96,37 @@ class MapOp(Operation, name="map", traits=[ext.Pure]):
     body: ext.Region
 
     def verify_op(self) -> bool:
-        inputs = [value.type for value in self.inputs]
-        if not inputs:
-            return op_error(self, "needs at least 1 operand, but has 0", why="the operands give the space that it maps over")
-        for number, kind in enumerate(inputs):
-            if not _check_tensor(self, f"input {number}", kind, ranks=(1, 2)):
-                return False
-        if not _check_tensor(self, "out", self.out.type, ranks=(1, 2)):
+        space = _map_space(self, self.inputs)
+        return (
+            space is not None
+            and _check_tensor(self, "out", self.out.type)
+            and _check_shape(self, "out", self.out.type, space, "the result has the shape of the inputs")
+            and _check_region(self, self.body, _region_arguments(self.inputs, space), [self.out.type.element_type])
+        )
+
+
+class ScatterOp(Operation, name="scatter", traits=[ext.Pure]):
+    """out[t0, ...] = the sum of the values for which body(x0[i, j], ..., b, h, i, j) yields (value, t0, ...); `attn.load` backwards.
+
+    Inputs and region arguments are those of `attn.map`. The result has the shape of `like`, whose elements are not read; values whose
+    indices lie outside of it are dropped.
+    """
+
+    like: ext.Operand[Any]
+    inputs: Sequence[ext.Operand[Any]]
+    out: ext.Result[Any]
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        space = _map_space(self, self.inputs)
+        every = ("f32", "f64", "bf16", "f16", "i32", "i64")
+        if space is None or not (
+            _check_tensor(self, "like", self.like.type, dtypes=every) and _check_tensor(self, "out", self.out.type, dtypes=("f32",))
+        ):
             return False
-        rank = max(kind.rank for kind in inputs)
-        space = next(_shape(kind) for kind in inputs if kind.rank == rank)
-        for number, kind in enumerate(inputs):
-            fits = _shape(kind) == space if kind.rank == rank else _shape(kind)[0] in space
-            if not fits:
-                return op_error(
-                    self,
-                    f"maps over {_shape_text(space)}, but input {number} is {kind}",
-                    why="all two-dimensional inputs have one shape; one-dimensional ones have one of its sizes",
-                )
-        indices = ["b", "h", "i", "j"][: 2 + rank]
-        arguments = [(f"element of input {n}", kind.element_type) for n, kind in enumerate(inputs)]
-        return _check_shape(self, "out", self.out.type, space, "the result has the shape of the inputs") and _check_region(
-            self, self.body, arguments + [(name, _index()) for name in indices], [self.out.type.element_type]
+        yielded = [self.out.type.element_type] + [_index()] * self.like.type.rank
+        return _check_shape(self, "out", self.out.type, _shape(self.like.type), "the result has the shape of 'like'") and _check_region(
+            self, self.body, _region_arguments(self.inputs, space), yielded
         )
 
 
@@ -189,10 +198,11 @@ class CastOp(Operation, name="cast", traits=[ext.Pure]):
 
 
 class ReduceOp(Operation, name="reduce", traits=[ext.Pure]):
-    """out = sum (or max) of x over its last dimension; the row sum of nothing is 0, the maximum of nothing -inf."""
+    """out = sum (or max) of x over its last dimension, or over dimension `dim`; the sum of nothing is 0, the maximum of nothing -inf."""
 
     x: ext.Operand[Any]
     kind: ir.StringAttr
+    dim: Any = optional(ir.IntegerAttr)
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -202,7 +212,13 @@ class ReduceOp(Operation, name="reduce", traits=[ext.Pure]):
             and _check_tensor(self, "out", self.out.type, ranks=(0, 1), dtypes=("f32",))
         ):
             return False
-        return _check_shape(self, "out", self.out.type, _shape(self.x.type)[:-1], "the last dimension is reduced")
+        rank, dim = self.x.type.rank, reduced_dim(self)
+        if not 0 <= dim < rank:
+            return op_error(
+                self, f"has dim = {dim}, but x has {rank} dimensions", why="they are counted from 0", fix=f"write dim = {rank - 1}"
+            )
+        shape = _shape(self.x.type)
+        return _check_shape(self, "out", self.out.type, shape[:dim] + shape[dim + 1 :], f"dimension {dim} is reduced")
 
 
 class LoadOp(Operation, name="load", traits=[ext.Pure]):
@@ -243,7 +259,7 @@ class LoadOp(Operation, name="load", traits=[ext.Pure]):
 
 
 class SizeOp(Operation, name="size", traits=[ext.Pure]):
-    """The number of queries (`dim = "m"`) or keys (`dim = "n"`) of this batch entry."""
+    """The number of queries (`dim = "m"`) or keys (`dim = "n"`) of this batch entry, or of heads (`dim = "hq"`, `"hkv"`)."""
 
     dim: ir.StringAttr
     out: ext.Result[Any]
@@ -261,12 +277,45 @@ class YieldOp(Operation, name="yield", traits=[ext.Pure, ir.IsTerminatorTrait]):
 
     def verify_op(self) -> bool:
         parent = self.operation.parent
-        return (parent is not None and parent.name in ("attn.map", "attn.mask", "attn.band_mask")) or op_error(
-            self, "stands outside any region of attn.map, attn.mask or attn.band_mask"
+        return (parent is not None and parent.name in ("attn.map", "attn.scatter", "attn.mask", "attn.band_mask")) or op_error(
+            self, "stands outside any region of attn.map, attn.scatter, attn.mask or attn.band_mask"
         )
 
 
 # -- what the verifiers share --------------------------------------------------------------------------------------------------------------
+
+
+def reduced_dim(op) -> int:
+    """The dimension that an `attn.reduce` sums over."""
+    return op.x.type.rank - 1 if op.dim is None else op.dim.value
+
+
+def _map_space(op, inputs) -> tuple[int | None, ...] | None:
+    """The sizes that a map goes over, those of its inputs of highest rank; None after a complaint."""
+    kinds = [value.type for value in inputs]
+    if not kinds:
+        op_error(op, "needs at least 1 operand, but has 0", why="the operands give the space that it maps over")
+        return None
+    for number, kind in enumerate(kinds):
+        if not _check_tensor(op, f"input {number}", kind):
+            return None
+    rank = max(kind.rank for kind in kinds)
+    space = next(_shape(kind) for kind in kinds if kind.rank == rank)
+    for number, kind in enumerate(kinds):
+        fits = _shape(kind) == space if kind.rank == rank else set(_shape(kind)) <= set(space)
+        if not fits:
+            op_error(
+                op,
+                f"maps over {_shape_text(space)}, but input {number} is {kind}",
+                why="all two-dimensional inputs have one shape; one-dimensional ones have one of its sizes",
+            )
+            return None
+    return space
+
+
+def _region_arguments(inputs, space) -> list:
+    elements = [(f"element of input {number}", value.type.element_type) for number, value in enumerate(inputs)]
+    return elements + [(name, _index()) for name in "bhij"[: 2 + len(space)]]
 
 
 def _verify_mask(op) -> bool:

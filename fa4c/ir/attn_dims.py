@@ -5,7 +5,7 @@ rows' dimension of one operand and the columns' of the other; a value varies ove
 batch or head index or a captured tensor with that axis.
 """
 
-from .attn import REGION_OPS, stray_attribute
+from .attn import REGION_OPS, reduced_dim, stray_attribute
 from .attn_signature import FunctionFacts
 from .diagnostics import op_diagnostic
 from .mlir import ir
@@ -22,7 +22,7 @@ def infer_dims(func_op, facts: FunctionFacts) -> dict:
         elif operation.name in _RULES:
             operands = [known[value] for value in operation.operands]
             dims = _RULES[operation.name](op, [dims for dims, _ in operands])
-            axes = _union([axes for _, axes in operands] + [_region_axes(operation, known)])
+            axes = union([axes for _, axes in operands] + [_region_axes(operation, known)])
             for result, result_dims in zip(operation.results, dims, strict=True):
                 known[result] = (result_dims, axes)
         else:
@@ -62,7 +62,7 @@ def _map(op, operands):
     rank = max(len(dims) for dims in operands)
     space = next(dims for dims in operands if len(dims) == rank)
     for number, dims in enumerate(operands):
-        if (dims != space) if len(dims) == rank else (dims[0] not in space):
+        if (dims != space) if len(dims) == rank else not set(dims) <= set(space):
             raise op_diagnostic(
                 op,
                 f"maps over {' x '.join(space)}, but input {number} has {' x '.join(dims)}",
@@ -71,12 +71,18 @@ def _map(op, operands):
     return [space]
 
 
+def _scatter(op, operands):
+    _map(op, operands[1:])
+    return [operands[0]]
+
+
 def _softmax(op, operands):
     return [operands[0], operands[0][:1]]
 
 
 def _reduce(op, operands):
-    return [operands[0][:-1]]
+    dim = reduced_dim(op.operation.opview)
+    return [operands[0][:dim] + operands[0][dim + 1 :]]
 
 
 def _same(op, operands):
@@ -86,6 +92,7 @@ def _same(op, operands):
 _RULES = {
     "attn.gemm": _gemm,
     "attn.map": _map,
+    "attn.scatter": _scatter,
     "attn.mask": _same,
     "attn.band_mask": _same,
     "attn.softmax": _softmax,
@@ -94,7 +101,7 @@ _RULES = {
 }
 
 
-def _union(axes_lists) -> tuple[str, ...]:
+def union(axes_lists) -> tuple[str, ...]:
     """Axes of a value made from several; a head axis of queries is finer than one of keys."""
     axes = {axis for axes in axes_lists for axis in axes}
     return tuple(a for a in ("b", "hq", "hkv") if a in axes and not (a == "hkv" and "hq" in axes))
@@ -102,7 +109,7 @@ def _union(axes_lists) -> tuple[str, ...]:
 
 def _region_axes(operation, known) -> tuple[str, ...]:
     axes = set()
-    indices = {"attn.map": len(operation.operands)}.get(operation.name, 0)
+    indices = {"attn.map": len(operation.operands), "attn.scatter": len(operation.operands) - 1}.get(operation.name, 0)
     for region in operation.regions:
         arguments = region.blocks[0].arguments
         for axis, argument in (("b", arguments[indices]), ("hq", arguments[indices + 1])):

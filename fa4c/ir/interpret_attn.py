@@ -10,9 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from . import scalar
+from .attn import reduced_dim
 from .attn_dims import infer_dims
 from .attn_signature import FunctionFacts, TensorFacts, function_facts, memory_order, verify_function
 from .diagnostics import Diagnostic, op_diagnostic
+from .mlir import ir
 
 _HEADS = ("hq", "hkv")
 
@@ -155,6 +157,7 @@ class _Run:
             array, axes = self.values[value], self.known[value][1]
             summed = _axes_to_sum(axes, tensor.axes)
             if summed:
+                array = self.values[_before_cast(value)]  # the sum is rounded, not its terms
                 shape = list(array.shape)
                 for position in summed:
                     shape[position] = (self.sizes["b"], self.sizes["hkv"], _groups(self.sizes))[position]
@@ -211,21 +214,41 @@ class _Run:
         arguments = [*elements, *indices]
         return scalar.evaluate(region.blocks[0], arguments, self.values, mode=self.mode, external=self._external)
 
-    def map(self, op):
-        space = self.known[op.out][0]
+    def _elements(self, inputs, space):
+        """The inputs of a map, shaped to broadcast over [batch, KV head, group, *space], and the sizes of the space."""
         shape = [0] * len(space)
         elements = []
-        for value in op.inputs:
+        for value in inputs:
             array, dims = self.values[value], self.known[value][0]
             for dim, size in zip(dims, array.shape[3:], strict=True):
                 shape[space.index(dim)] = size
             if len(dims) < len(space):
-                array = array[..., :, None] if dims[0] == space[0] else array[..., None, :]
+                at = space.index(dims[0]) if dims else None
+                array = array.reshape(*array.shape[:3], *[array.shape[3] if k == at else 1 for k in range(len(space))])
             elements.append(array)
         if len(space) == 2 and space[0] == space[1]:  # one name twice: q @ q^T
             shape[1] = shape[0]
+        return elements, shape
+
+    def map(self, op):
+        space = self.known[op.out][0]
+        elements, shape = self._elements(op.inputs, space)
         (out,) = self._region(op.body, elements, self._space_indices(space, shape))
         return [_spread(out, shape)]
+
+    def scatter(self, op):
+        space = max((self.known[value][0] for value in op.inputs), key=len)
+        elements, shape = self._elements(op.inputs, space)
+        yielded = [_spread(array, shape) for array in self._region(op.body, elements, self._space_indices(space, shape))]
+        yielded = np.broadcast_arrays(*yielded)
+        sizes = self.values[op.like].shape[3:]
+        out = np.zeros((*yielded[0].shape[:3], *sizes), dtype=yielded[0].dtype)
+        inside = np.ones(yielded[0].shape, dtype=bool)
+        for index, size in zip(yielded[1:], sizes, strict=True):
+            inside &= (index >= 0) & (index < size)
+        where = np.nonzero(inside)
+        np.add.at(out, (*where[:3], *[index[where] for index in yielded[1:]]), yielded[0][where])
+        return [self._round(op.out, out)]
 
     def mask(self, op):
         scores = self.values[op.scores]
@@ -254,14 +277,15 @@ class _Run:
         return [self._round(op.out, self.values[op.x])]
 
     def reduce(self, op):
-        x = self.values[op.x]
+        x, axis = self.values[op.x], 3 + reduced_dim(op)
         if op.kind.value == "sum":
-            return [self._round(op.out, x.sum(axis=-1))]
-        return [np.max(x, axis=-1, initial=-np.inf)]
+            return [self._round(op.out, x.sum(axis=axis))]
+        return [np.max(x, axis=axis, initial=-np.inf)]
 
 
 _EXECUTE = {
     "attn.map": _Run.map,
+    "attn.scatter": _Run.scatter,
     "attn.mask": _Run.mask,
     "attn.band_mask": _Run.mask,
     "attn.gemm": _Run.gemm,
@@ -276,6 +300,13 @@ def _spread(array, shape) -> np.ndarray:
     array = np.asarray(array)
     array = array.reshape([1] * (3 + len(shape) - array.ndim) + list(array.shape))
     return np.broadcast_to(array, (*array.shape[:3], *shape))
+
+
+def _before_cast(value):
+    """What a returned value was cast from."""
+    while not isinstance(value.owner, ir.Block) and value.owner.name == "attn.cast":
+        value = value.owner.operands[0]
+    return value
 
 
 def _axes_to_sum(value_axes, result_axes) -> tuple[int, ...]:

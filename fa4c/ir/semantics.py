@@ -124,14 +124,18 @@ class _Regions:
         self._names, self._tensors = names, tensors
 
     def expression(self, region, elements: int) -> list[list]:
-        """The tree of a region whose first `elements` arguments are elements of operands; the rest are b, h, i, j."""
+        """The tree of a region that yields one value."""
+        (tree,) = self.expressions(region, elements)
+        return tree
+
+    def expressions(self, region, elements: int) -> list[list[list]]:
+        """The trees of a region whose first `elements` arguments are elements of operands; the rest are b, h, i, j."""
         block = region.blocks[0]
         arguments = list(block.arguments)
         builder = ExprBuilder([dtype_name(a.type) for a in arguments[:elements]], self._tensors)
         known = {a: builder.x(k) for k, a in enumerate(arguments[:elements])}
         known |= {a: builder.index(name) for a, name in zip(arguments[elements:], "bhij", strict=False)}
-        (value,) = self._block(block, builder, known)
-        return builder.build(value)
+        return [builder.build(value) for value in self._block(block, builder, known)]
 
     def _block(self, block, builder: ExprBuilder, known: dict) -> list[int]:
         for op in block.operations:
@@ -226,5 +230,6 @@ _STEPS = {
     "attn.band_mask": lambda op, regions: {"expr": regions.expression(op.predicate, 0)},
     "attn.softmax": lambda op, regions: {},
     "attn.cast": lambda op, regions: _result_dtype(op),
-    "attn.reduce": lambda op, regions: {"kind": op.kind.value},
+    "attn.reduce": lambda op, regions: {"kind": op.kind.value} | ({} if op.dim is None else {"dim": op.dim.value}),
+    "attn.scatter": lambda op, regions: {"exprs": regions.expressions(op.body, len(op.inputs))} | _result_dtype(op),
 }

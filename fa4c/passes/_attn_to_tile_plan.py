@@ -209,7 +209,7 @@ def _mapped(op, scores) -> Score:
 
 
 def _final_map(plan: Plan, op, dims) -> None:
-    if dims[0] != ROWS or COLUMNS in dims:
+    if dims[:1] != (ROWS,) or COLUMNS in dims:
         raise op_diagnostic(
             op,
             f"maps over {' x '.join(dims)}",
@@ -264,7 +264,18 @@ def _cast(plan: Plan, position: int, op) -> None:
     plan.kinds[op.out] = kind
 
 
+def _scatter(plan: Plan, position: int, op) -> None:
+    raise op_diagnostic(
+        op,
+        "has no lowering yet",
+        why="sums at computed places need atomic additions to global memory",
+        fix="leave the gradient of that table out: attn-derive-backward{wrt=q,k,v}",
+    )
+
+
 def _reduce(plan: Plan, position: int, op) -> None:
+    if op.dim is not None and op.dim.value != op.x.type.rank - 1:
+        raise op_diagnostic(op, f"reduces dimension {op.dim.value}", why=f"{_NOWHERE}: rows are reduced over keys or over the head dim")
     kind = plan.score(op.x)
     if kind is not None:
         if kind.softmax is not None and op.kind.value != "sum":
@@ -288,6 +299,7 @@ def _reduce(plan: Plan, position: int, op) -> None:
 _RULES = {
     "attn.gemm": _gemm,
     "attn.map": _map,
+    "attn.scatter": _scatter,
     "attn.mask": _mask,
     "attn.band_mask": _mask,
     "attn.softmax": _softmax,
