@@ -7,7 +7,7 @@ import os
 import re
 import threading
 
-from . import attn, tile, warp
+from . import attn, tile, value_names, warp
 from .mlir import announce_dialect, ir
 
 CONTEXT_LOCK = threading.RLock()
@@ -31,6 +31,13 @@ def parse_module(text: str, filename: str = "-", context: ir.Context | None = No
     Operations outside any `module` are put into one. `context` defaults to a new one.
     """
     context = context or new_context()
+    with context:
+        module = _parse(text, filename, context)
+        value_names.attach(module, text)
+    return module
+
+
+def _parse(text: str, filename: str, context: ir.Context) -> ir.Module:
     if _is_the_text_of(filename, text):
         return ir.Module.parseFile(filename, context)  # knows implicit modules and right columns
     if not re.search(r'^\s*"?(builtin\.)?module\b', text, re.MULTILINE):
@@ -48,5 +55,5 @@ def _is_the_text_of(filename: str, text: str) -> bool:
 
 
 def print_module(module, locations: bool = True) -> str:
-    """The text of a module (or of its operation) with its locations, which a plain `str` would drop."""
-    return module.operation.get_asm(enable_debug_info=locations).rstrip("\n") + "\n"
+    """The text of a module (or of its operation) with its source names and its locations, both of which a plain `str` would drop."""
+    return module.operation.get_asm(enable_debug_info=locations, use_name_loc_as_prefix=True).rstrip("\n") + "\n"

@@ -31,6 +31,9 @@ def compile_text(text: str, filename: str = "-", *, target: str | None = None, d
             raise Diagnostic(f"--dtype and --head-dim re-type an attn-level file, but this one is of the {entry} level", where=filename,
                              why="dtypes and sizes are compiled into all levels below attn", fix="start from the attn file")
         goal = emit if emit in LEVELS else "warp"
+        if LEVELS.index(goal) < LEVELS.index(entry):
+            raise Diagnostic(f"a file of the {entry} level cannot be brought to the {goal} level", where=filename, why="passes go down only",
+                             fix=f"emit {entry} or something below it")
         levels = {entry: print_module(module, locations)}
         for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, dtype, head_dim):
             run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=print_after, timing=timing)

@@ -16,6 +16,7 @@ from ..ir import tile, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
+from ..ir.value_names import name_of
 from . import parameters
 from .prelude import IMPORTS, prelude_for
 from .scalar_source import dsl_type, expression, float_text, is_literal
@@ -70,6 +71,15 @@ class _Kernel:
         top("base = cute.arch.get_dyn_smem(Int8, alignment=1024)")
         for argument in self.kernel.body.blocks[0].arguments:
             self.values[argument] = self.parameter_name.get(("scalar", argument), "")
+
+    def _tensor_name(self, value) -> str:
+        """The tensor that is copied into or out of a buffer, or through a pipe; "tile" where that is none."""
+        for op in _walk(self.kernel.body.blocks[0]):
+            if isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp)):
+                state = op.state if isinstance(op, warp.TmaLoadOp) else None
+                if value == op.buffer or (state is not None and value == state.owner.opview.pipe):
+                    return parameters.entries_of(self.host, self.kernel)[op.map.owner.opview.tensor]["name"]
+        return "tile"
 
     # -- dispatch
 
@@ -151,13 +161,13 @@ class _Kernel:
 
     def buffer(self, op) -> None:
         stages, rows, columns = op.out.type.shape
-        name = self.names.fresh("s" + "QKVOABCD"[len([v for v in self.values if space_of(v.type) == "smem"]) % 8])
+        name = self.names.fresh("s" + self._tensor_name(op.out).capitalize())
         dtype = dsl_type(op.out.type.element_type)
         self.top(f"{name} = cute.recast_ptr(base + {op.offset.value}, dtype={dtype})  # {stages} x {rows} x {columns}, swizzle {op.swizzle.value}")
         self.values[op.out] = name
 
     def pipeline(self, op) -> None:
-        name = self.names.fresh("full")
+        name = self.names.fresh(f"full_{self._tensor_name(op.out)}")
         self.top(f"{name} = cute.recast_ptr(base + {op.offset.value}, dtype=Int64)  # {op.stages.value} x {op.tx_bytes.value} bytes")
         self.values[op.out] = name
         if op.arrivals.value:
@@ -372,8 +382,7 @@ class _Kernel:
 
     def fragment(self, op) -> None:
         kind = op.out.type
-        hint = "r" + ("V" if kind.rank == 1 else "L" if kind.shape[1] == 4 else "F")
-        name = self.names.fresh(hint)
+        name = self.names.fresh("r" + (name_of(op.out) or "Tile").capitalize() + ("_row" if kind.rank == 1 else "_quad" if kind.shape[1] == 4 else ""))
         dtype = "Int32" if str(kind.element_type) == "i1" else dsl_type(kind.element_type)
         self.header(f"{name} = cute.make_rmem_tensor({self._elements(kind)}, {dtype})  # {'x'.join(map(str, kind.shape))}x{kind.element_type}")
         self.values[op.out] = name
@@ -532,6 +541,14 @@ class _Kernel:
             for line in lines(name):
                 self.views(line)
         return self.declared[key]
+
+
+def _walk(block):
+    for op in block.operations:
+        yield op
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                yield from _walk(inner)
 
 
 def _uses(block) -> set:
