@@ -173,18 +173,31 @@ def _check_count(op, what, fields, count, segment_name) -> bool:
         return op_error(op, f"has {count} {what}s", why=f"a group holds at most {variadic.MAX_GROUP}", fix="use several operations")
     if count < needed or (count > needed and not more):
         bound = "at least " if more else ""
-        return op_error(op, f"needs {bound}{_plural(needed, what)}, but has {count}", why=f"its {what}s are: {names}",
-                        fix=f"give it the {what}s in that order")
+        return op_error(
+            op,
+            f"needs {bound}{_plural(needed, what)}, but has {count}",
+            why=f"its {what}s are: {names}",
+            fix=f"give it the {what}s in that order",
+        )
     if not more or (_one_group(fields) and segment_name not in op.attributes):
         return True
     if segment_name not in op.attributes:
-        return op_error(op, f"lacks the attribute '{segment_name}'", why=f"its {what}s are grouped: {names}",
-                        fix=f"add {segment_name} = array<i32: ...>, one number for each group")
+        return op_error(
+            op,
+            f"lacks the attribute '{segment_name}'",
+            why=f"its {what}s are grouped: {names}",
+            fix=f"add {segment_name} = array<i32: ...>, one number for each group",
+        )
     segments = op.attributes[segment_name]
     sizes = list(segments) if isinstance(segments, ir.DenseI32ArrayAttr) else []
-    bad = len(sizes) != len(fields) or sum(sizes) != count or any(
-        (f.variadicity == ext.Variadicity.single and n != 1) or (f.variadicity == ext.Variadicity.optional and n not in (0, 1)) or n < 0
-        for f, n in zip(fields, sizes, strict=False))
+    bad = (
+        len(sizes) != len(fields)
+        or sum(sizes) != count
+        or any(
+            (f.variadicity == ext.Variadicity.single and n != 1) or (f.variadicity == ext.Variadicity.optional and n not in (0, 1)) or n < 0
+            for f, n in zip(fields, sizes, strict=False)
+        )
+    )
     if bad:
         return op_error(op, f"has {segment_name} = {sizes}, which does not fit {_plural(count, what)}", why=f"the groups are: {names}")
     return True
@@ -200,16 +213,21 @@ def _check_attributes(op, required) -> bool:
         else:
             near = difflib.get_close_matches(name, declared, n=1, cutoff=0.3)
         known = ", ".join(sorted(declared)) or "none"
-        return op_error(op, f"has no attribute '{name}'", why=f"declared attributes are: {known}",
-                        fix=f"did you mean '{near[0]}'?" if near else "remove it")
+        return op_error(
+            op,
+            f"has no attribute '{name}'",
+            why=f"declared attributes are: {known}",
+            fix=f"did you mean '{near[0]}'?" if near else "remove it",
+        )
     for name in (a.name for a in required):
         if name not in present:
             return op_error(op, f"lacks the attribute '{name}'", why="it is required", fix=f"add {name} = ...")
     for name in sorted(present & set(declared)):
         kind = declared[name]
         if isinstance(kind, type) and kind is not ir.Attribute and not _is_kind(op.attributes[name], kind):
-            return op_error(op, f"has {name} = {op.attributes[name]}, which is no {_kind_name(kind)}",
-                            why=f"'{name}' is declared as {_kind_name(kind)}")
+            return op_error(
+                op, f"has {name} = {op.attributes[name]}, which is no {_kind_name(kind)}", why=f"'{name}' is declared as {_kind_name(kind)}"
+            )
     return True
 
 

@@ -12,7 +12,6 @@ from torch_mlir.dialects import arith, builtin, ext, func, irdl, math, scf
 from torch_mlir.passmanager import PassManager
 
 
-
 def announce_dialect(namespace: str, module) -> None:
     """Tell the bindings where a dialect of ours lives.
 

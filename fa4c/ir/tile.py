@@ -50,8 +50,15 @@ class Scheduled(Operation):
     _shared_optional = {"stage": OptionalAttr("0 : i64", ir.IntegerAttr), "order": OptionalAttr(None, ir.IntegerAttr)}
 
     def verify_invariants(self) -> bool:
-        return super().verify_invariants() and (self.stage.value >= 0 or op_error(
-            self, f"has stage = {self.stage.value}", why="in step k an operation of stage s works for iteration k - s", fix="count stages from 0"))
+        return super().verify_invariants() and (
+            self.stage.value >= 0
+            or op_error(
+                self,
+                f"has stage = {self.stage.value}",
+                why="in step k an operation of stage s works for iteration k - s",
+                fix="count stages from 0",
+            )
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------- host
@@ -60,7 +67,8 @@ class Scheduled(Operation):
 class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait]):
     """Runs on the host: computes grids from sizes and launches kernels. `tensors` names the region's arguments.
 
-    Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in memory order. `semantics` is the
+    Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in
+    memory order. `semantics` is the
     variant's expression tree as JSON text (design.md section 5), absent for programs that are not attention.
     """
 
@@ -72,13 +80,20 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait]):
     def verify_op(self) -> bool:
         arguments = self.body.blocks[0].arguments
         if len(arguments) != len(self.tensors):
-            return op_error(self, f"names {len(self.tensors)} tensors, but its region has {len(arguments)} arguments",
-                            why="'tensors' describes the arguments one by one", fix="add or remove an entry")
+            return op_error(
+                self,
+                f"names {len(self.tensors)} tensors, but its region has {len(arguments)} arguments",
+                why="'tensors' describes the arguments one by one",
+                fix="add or remove an entry",
+            )
         for number, (argument, entry) in enumerate(zip(arguments, self.tensors, strict=True)):
             problem = _tensor_entry_problem(argument.type, entry)
             if problem:
-                return op_error(self, f"describes tensor {number} wrongly: {problem}",
-                                fix='write {name = "q", role = "input", dims = ["b", "m", "hq", "d"]}')
+                return op_error(
+                    self,
+                    f"describes tensor {number} wrongly: {problem}",
+                    fix='write {name = "q", role = "input", dims = ["b", "m", "hq", "d"]}',
+                )
         names = [entry["name"].value for entry in self.tensors]
         twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
         if twice is not None:
@@ -130,7 +145,8 @@ class DeviceOp(Operation, name="device", traits=[ext.Pure]):
 
     def verify_op(self) -> bool:
         return self.prop.value in ("num_sms", "l2_bytes") or op_error(
-            self, f"has prop = {self.prop}, which is no device property", why="known are \"num_sms\" and \"l2_bytes\"")
+            self, f"has prop = {self.prop}, which is no device property", why='known are "num_sms" and "l2_bytes"'
+        )
 
 
 class Pow2FloorOp(Operation, name="pow2_floor", traits=[ext.Pure]):
@@ -168,11 +184,14 @@ class LaunchOp(Operation, name="launch"):
         kernels = {op.sym_name.value: op for op in kernels}
         name = self.kernel.value
         if name not in kernels:
-            return op_error(self, f"launches @{name}, but the module has no such kernel", fix=nearest(name, kernels) or "add a 'tile.kernel'")
+            return op_error(
+                self, f"launches @{name}, but the module has no such kernel", fix=nearest(name, kernels) or "add a 'tile.kernel'"
+            )
         takes = ", ".join(str(argument.type) for argument in kernels[name].body.blocks[0].arguments)
         given = ", ".join(str(value.type) for value in [*self.tensors, *self.scalars])
-        return takes == given or op_error(self, f"passes ({given}), but @{name} takes ({takes})",
-                                          why="a kernel's arguments are the launch's tensors, then its scalars")
+        return takes == given or op_error(
+            self, f"passes ({given}), but @{name} takes ({takes})", why="a kernel's arguments are the launch's tensors, then its scalars"
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- kernel
@@ -241,8 +260,11 @@ class MmaOp(Scheduled, name="mma"):
         if self.transpose_b.value:
             depth_b, columns = columns, depth_b
         if depth != depth_b:
-            return op_error(self, f"needs one contracted size, but a has {depth} and b has {depth_b}",
-                            why="a @ b sums over a's columns and b's rows (b's columns with transpose_b)")
+            return op_error(
+                self,
+                f"needs one contracted size, but a has {depth} and b has {depth_b}",
+                why="a @ b sums over a's columns and b's rows (b's columns with transpose_b)",
+            )
         if self.a.type.element_type != self.b.type.element_type:
             return op_error(self, f"needs one dtype for a and b, but they have {self.a.type.element_type} and {self.b.type.element_type}")
         want = f"{rows}x{columns}xf32"
@@ -257,7 +279,8 @@ class MmaOp(Scheduled, name="mma"):
 class MapOp(Scheduled, name="map"):
     """out[i, j] = body(x0[i, j], ..., row i, column j): one scalar program an element.
 
-    Row vectors are spread over columns. Scalars and captured tensors of the surrounding program may be used. With `cond`, elements (all, for an i1;
+    Row vectors are spread over columns. Scalars and captured tensors of the surrounding program may be used. With `cond`, elements (all,
+    for an i1;
     rows, for a row vector of i1 that is equal over each warp's rows, see `vote_any`) where it is false keep the value of the first input.
     Inputs and result may lie in tensor memory: they are copied from there to registers, or from registers to there.
     """
@@ -273,17 +296,25 @@ class MapOp(Scheduled, name="map"):
             return False
         arguments = list(self.body.blocks[0].arguments)
         if len(arguments) != len(self.inputs) + 2:
-            return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
-                            why="the region takes one element of each input, then row and column as index")
+            return op_error(
+                self,
+                f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
+                why="the region takes one element of each input, then row and column as index",
+            )
         for number, value in enumerate(self.inputs):
             if not _in_space(self, f"input {number}", value, "reg", "smem", "tmem"):
                 return False
             shape = list(value.type.shape)
             if shape != list(out.shape) and shape != list(out.shape)[:1]:
-                return op_error(self, f"has input {number} of shape {_x(shape)}, but the result is {_x(out.shape)}",
-                                why="inputs have the result's shape, or are row vectors")
+                return op_error(
+                    self,
+                    f"has input {number} of shape {_x(shape)}, but the result is {_x(out.shape)}",
+                    why="inputs have the result's shape, or are row vectors",
+                )
             if arguments[number].type != value.type.element_type:
-                return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}")
+                return op_error(
+                    self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}"
+                )
         for argument in arguments[-2:]:
             if not isinstance(argument.type, ir.IndexType):
                 return op_error(self, f"region arguments for row and column are index, but one is {argument.type}")
@@ -297,15 +328,17 @@ class MapOp(Scheduled, name="map"):
         if not (row_flags or str(kind) == "i1"):
             return op_error(self, f"has cond of type {kind}", why="cond is an i1, or one i1 a row")
         if not len(self.inputs) or self.inputs[0].type != self.out.type:
-            return op_error(self, "has cond, but its first input has not the result's type",
-                            why="where cond is false the first input passes through")
+            return op_error(
+                self, "has cond, but its first input has not the result's type", why="where cond is false the first input passes through"
+            )
         return True
 
 
 class ReduceOp(Scheduled, name="reduce"):
     """out[i] = kind(init[i], x[i, 0], x[i, 1], ...).
 
-    A result of 4 columns is a partial reduction: column c takes the columns j with j // 2 % 4 == c, which is what one lane of a quad holds; a
+    A result of 4 columns is a partial reduction: column c takes the columns j with j // 2 % 4 == c, which is what one lane of a quad
+    holds; a
     reduction of those 4 columns completes it.
     """
 
@@ -355,11 +388,14 @@ class RescaleFactorOp(Scheduled, name="rescale_factor"):
             if not _in_space(self, name, value, "reg", rank=1):
                 return False
         return self.old.type == self.new.type == self.out.type or op_error(
-            self, f"relates {self.old.type}, {self.new.type} and {self.out.type}", why="all three are row vectors of one type")
+            self, f"relates {self.old.type}, {self.new.type} and {self.out.type}", why="all three are row vectors of one type"
+        )
 
 
 class VoteAnyOp(Scheduled, name="vote_any"):
-    """out[i] = whether x holds in any row of i's group of 16, the rows of one warp: equal over a warp, so that a branch on it does not diverge."""
+    """out[i] = whether x holds in any row of i's group of 16, the rows of one warp: equal over a warp, so that a branch on it does not
+    diverge.
+    """
 
     x: ext.Operand[Any]
     out: ext.Result[Any]
@@ -401,8 +437,12 @@ class StoreOp(Scheduled, name="store"):
             return False
         rank = 2 if space_of(self.tile.type) == "smem" else 1
         if self.tile.type.rank != rank:
-            return op_error(self, f"stores {self.tile.type}", why="2-D tiles are stored from shared memory, row vectors from registers",
-                            fix='put it there first: "tile.to_shared"' if rank == 1 else "")
+            return op_error(
+                self,
+                f"stores {self.tile.type}",
+                why="2-D tiles are stored from shared memory, row vectors from registers",
+                fix='put it there first: "tile.to_shared"' if rank == 1 else "",
+            )
         return _check_box(self, self.target.type, self.tile.type)
 
 
@@ -422,18 +462,22 @@ class LoadElementOp(Operation, name="load_element", traits=[ext.Pure]):
         if len(self.coords) != self.source.type.rank:
             return op_error(self, f"needs {self.source.type.rank} coordinates, but has {len(self.coords)}")
         return self.out.type == self.source.type.element_type or op_error(
-            self, f"gives {self.out.type}, but the tensor holds {self.source.type.element_type}")
+            self, f"gives {self.out.type}, but the tensor holds {self.source.type.element_type}"
+        )
 
 
 class Exp2Op(Operation, name="exp2", traits=[ext.Pure]):
-    """out = 2**x; `emulated` of every 16 neighbouring columns by range reduction and a polynomial on the FMA units, the rest on the MUFU."""
+    """out = 2**x; `emulated` of every 16 neighbouring columns by range reduction and a polynomial on the FMA units, the rest on the MUFU.
+    """
 
     x: ext.Operand[ir.F32Type]
     emulated: ir.IntegerAttr
     out: ext.Result[ir.F32Type]
 
     def verify_op(self) -> bool:
-        return 0 <= self.emulated.value <= 16 or op_error(self, f"emulates {self.emulated.value} of 16 columns", why="the share is 0 to 16 of 16")
+        return 0 <= self.emulated.value <= 16 or op_error(
+            self, f"emulates {self.emulated.value} of 16 columns", why="the share is 0 to 16 of 16"
+        )
 
 
 class YieldOp(Operation, name="yield", traits=[ext.Pure, ir.IsTerminatorTrait]):
@@ -448,7 +492,7 @@ SPACES = {"gmem": Gmem, "smem": Smem, "reg": Reg, "tmem": Tmem}
 
 
 def space_of(kind) -> str | None:
-    """"gmem", "smem", "reg" or "tmem" for a tile's type, None for other types."""
+    """ "gmem", "smem", "reg" or "tmem" for a tile's type, None for other types."""
     if not isinstance(kind, ir.RankedTensorType):
         return None
     for name, attribute in SPACES.items():
@@ -522,16 +566,21 @@ def _check_box(op, whole, tile) -> bool:
         return op_error(op, f"needs {whole.rank} coordinates, but has {len(op.coords)}", why=f"the tensor is {whole}")
     dims = list(op.dims)
     if len(dims) != tile.rank:
-        return op_error(op, f"has dims = {dims}, but the tile has rank {tile.rank}", why="dims names one dimension of the tensor for each of the tile")
+        return op_error(
+            op, f"has dims = {dims}, but the tile has rank {tile.rank}", why="dims names one dimension of the tensor for each of the tile"
+        )
     for axis in dims:
         if not _axis_in_range(op, "a dim", axis, whole.rank):
             return False
     if len(dims) == 2 and dims[1] != whole.rank - 1:
-        return op_error(op, f"has dims = {dims}, but columns must run along dimension {whole.rank - 1}", why="only the last dimension is contiguous")
+        return op_error(
+            op, f"has dims = {dims}, but columns must run along dimension {whole.rank - 1}", why="only the last dimension is contiguous"
+        )
     if dims != sorted(set(dims)):
         return op_error(op, f"has dims = {dims}, which are not ascending")
     return tile.element_type == whole.element_type or op_error(
-        op, f"moves {tile.element_type} out of or into a tensor of {whole.element_type}", why="copies do not convert")
+        op, f"moves {tile.element_type} out of or into a tensor of {whole.element_type}", why="copies do not convert"
+    )
 
 
 def _x(shape) -> str:

@@ -1,4 +1,5 @@
-"""SSA names of the source, kept as NameLocs: MLIR's parser forgets them, and prints `%0`, `%1`, ... where a reader wrote `%s` and `%lse`."""
+"""SSA names of the source, kept as NameLocs: MLIR's parser forgets them, and prints `%0`, `%1`, ... where a reader wrote `%s` and `%lse`.
+"""
 
 import re
 
@@ -10,7 +11,9 @@ _PLACE = re.compile(r'^loc\("((?:[^"\\]|\\.)*)":(\d+):(\d+)\)$')
 
 
 def attach(module, text: str) -> None:
-    """Wrap the locations of operations and block arguments that `text` names. Text that prints its locations has its names in them already."""
+    """Wrap the locations of operations and block arguments that `text` names. Text that prints its locations has its names in them
+    already.
+    """
     if re.search(r"\bloc\(", text):
         return
     _attach_in(module.operation, text.split("\n"))

@@ -1,7 +1,8 @@
 """The `warp` dialect: who does what, when, and what it waits for.
 
 A `warp.kernel` is imperative. Register fragments and shared-memory buffers are storage that operations write into, so that each line is one
-line (or loop) of CuTe-DSL. A fragment's type is the tile of the whole CTA; the compute warpgroups hold 64 consecutive rows each, in the layout of
+line (or loop) of CuTe-DSL. A fragment's type is the tile of the whole CTA; the compute warpgroups hold 64 consecutive rows each, in the
+layout of
 a wgmma accumulator (PTX ISA, wgmma register fragments). Scalars stay SSA: `arith` on index, `scf.for` and `scf.if` for control.
 
 Top level of a kernel: tensor maps, buffers, pipelines, `init_barriers`, then one `warp.role` for each group of warps.
@@ -49,7 +50,8 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
     def verify_op(self) -> bool:
         threads = self.threads.value
         return (threads % 32 == 0 and 32 <= threads <= 1024) or op_error(
-            self, f"has {threads} threads", why="a CTA has 32 to 1024 threads, whole warps")
+            self, f"has {threads} threads", why="a CTA has 32 to 1024 threads, whole warps"
+        )
 
 
 class TensorMapOp(Operation, name="tensor_map", traits=[ext.Pure]):
@@ -67,15 +69,21 @@ class TensorMapOp(Operation, name="tensor_map", traits=[ext.Pure]):
             return False
         box = list(self.box)
         if len(box) != self.tensor.type.rank or not 1 <= len(box) <= 5:
-            return op_error(self, f"has a box of rank {len(box)} for {self.tensor.type}", why="TMA moves boxes of the tensor's rank, 1 to 5")
+            return op_error(
+                self, f"has a box of rank {len(box)} for {self.tensor.type}", why="TMA moves boxes of the tensor's rank, 1 to 5"
+            )
         if not all(1 <= size <= 256 for size in box):
             return op_error(self, f"has box = {box}", why="a box has 1 to 256 elements in each dimension (PTX ISA, tensor copies)")
         if self.swizzle.value not in (0, 32, 64, 128):
             return op_error(self, f"has swizzle = {self.swizzle.value}", why="swizzles span 0, 32, 64 or 128 bytes")
         span = box[-1] * bits_of(self.tensor.type.element_type) // 8
         if self.swizzle.value and span != self.swizzle.value:
-            return op_error(self, f"has boxes {span} bytes wide under a swizzle of {self.swizzle.value} bytes",
-                            why="one box covers one swizzle span", fix=f"make box[{len(box) - 1}] {self.swizzle.value * 8 // bits_of(self.tensor.type.element_type)}")
+            return op_error(
+                self,
+                f"has boxes {span} bytes wide under a swizzle of {self.swizzle.value} bytes",
+                why="one box covers one swizzle span",
+                fix=f"make box[{len(box) - 1}] {self.swizzle.value * 8 // bits_of(self.tensor.type.element_type)}",
+            )
         return True
 
 
@@ -95,11 +103,16 @@ class BufferOp(Operation, name="buffer"):
         if self.swizzle.value not in (32, 64, 128):
             return op_error(self, f"has swizzle = {self.swizzle.value}", why="buffers are swizzled over 32, 64 or 128 bytes")
         if self.offset.value % (8 * self.swizzle.value):
-            return op_error(self, f"has offset {self.offset.value}", why=f"a {self.swizzle.value}-byte swizzle repeats every {8 * self.swizzle.value} bytes",
-                            fix=f"use a multiple of {8 * self.swizzle.value}")
+            return op_error(
+                self,
+                f"has offset {self.offset.value}",
+                why=f"a {self.swizzle.value}-byte swizzle repeats every {8 * self.swizzle.value} bytes",
+                fix=f"use a multiple of {8 * self.swizzle.value}",
+            )
         width = kind.shape[2] * bits_of(kind.element_type) // 8
         return width % self.swizzle.value == 0 or op_error(
-            self, f"has rows of {width} bytes under a swizzle of {self.swizzle.value}", why="rows are whole swizzle spans")
+            self, f"has rows of {width} bytes under a swizzle of {self.swizzle.value}", why="rows are whole swizzle spans"
+        )
 
 
 class PipelineOp(Operation, name="pipeline"):
@@ -120,7 +133,8 @@ class PipelineOp(Operation, name="pipeline"):
         if self.offset.value % 8:
             return op_error(self, f"has offset {self.offset.value}", why="mbarriers are 8 bytes, 8-byte aligned")
         return 0 < self.tx_bytes.value < 1 << 20 or op_error(
-            self, f"has tx_bytes = {self.tx_bytes.value}", why="an mbarrier counts 1 to 2**20 - 1 bytes")
+            self, f"has tx_bytes = {self.tx_bytes.value}", why="an mbarrier counts 1 to 2**20 - 1 bytes"
+        )
 
 
 class InitBarriersOp(Operation, name="init_barriers"):
@@ -144,12 +158,15 @@ class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
     def verify_op(self) -> bool:
         warps = list(self.warps)
         if not warps or warps != list(range(warps[0], warps[0] + len(warps))) or warps[0] % 4 or len(warps) % 4:
-            return op_error(self, f"has warps = {warps}", why="a role is made of whole warpgroups: 4 consecutive warps each, from a multiple of 4 on")
+            return op_error(
+                self, f"has warps = {warps}", why="a role is made of whole warpgroups: 4 consecutive warps each, from a multiple of 4 on"
+            )
         if not 1 <= self.active.value <= len(warps):
             return op_error(self, f"has {self.active.value} active warps of {len(warps)}")
         registers = self.registers.value
         return (registers % 8 == 0 and 24 <= registers <= 256) or op_error(
-            self, f"has registers = {registers}", why="setmaxnreg takes multiples of 8 from 24 to 256 (PTX ISA)")
+            self, f"has registers = {registers}", why="setmaxnreg takes multiples of 8 from 24 to 256 (PTX ISA)"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ pipes and barriers
@@ -220,7 +237,9 @@ class ElectOp(Operation, name="elect", traits=[ir.NoTerminatorTrait]):
     body: ext.Region
 
     def verify_op(self) -> bool:
-        return self.scope.value in ("warp", "warpgroup") or op_error(self, f"has scope = {self.scope}", why='known are "warp" and "warpgroup"')
+        return self.scope.value in ("warp", "warpgroup") or op_error(
+            self, f"has scope = {self.scope}", why='known are "warp" and "warpgroup"'
+        )
 
 
 class BarrierOp(Operation, name="barrier"):
@@ -300,7 +319,8 @@ class StoreSharedOp(Operation, name="store_shared"):
 
 
 class TmaStoreOp(Operation, name="tma_store"):
-    """Box of `map`'s tensor at `coords` = buffer[0], each warpgroup its rows, by one thread of it; rows out of bounds are dropped. `row` names
+    """Box of `map`'s tensor at `coords` = buffer[0], each warpgroup its rows, by one thread of it; rows out of bounds are dropped. `row`
+    names
     the coordinate that runs along rows."""
 
     map: ext.Operand[Any]
@@ -340,7 +360,8 @@ class StoreRowsOp(Operation, name="store_rows"):
         if len(self.coords) != target.rank:
             return op_error(self, f"has {len(self.coords)} coordinates for {target}", why="one for each dimension, that of the rows last")
         return target.element_type == self.source.type.element_type or op_error(
-            self, f"stores {self.source.type.element_type} into a tensor of {target.element_type}", why="stores do not convert")
+            self, f"stores {self.source.type.element_type} into a tensor of {target.element_type}", why="stores do not convert"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------------ compute
@@ -365,7 +386,8 @@ class FillOp(Operation, name="fill"):
         if not _is_fragment(self, "target", self.target):
             return False
         return getattr(self.value, "type", None) == self.target.type.element_type or op_error(
-            self, f"has value = {self.value}, but the fragment holds {self.target.type.element_type}")
+            self, f"has value = {self.value}, but the fragment holds {self.target.type.element_type}"
+        )
 
 
 class CopyOp(Operation, name="copy"):
@@ -385,7 +407,8 @@ class WgmmaFenceOp(Operation, name="wgmma_fence"):
 
 
 class WgmmaOp(Operation, name="wgmma"):
-    """acc (+)= a @ b (b^T with `transpose_b`), issued asynchronously, each warpgroup its 64 rows; the first k-step overwrites unless `accumulate`.
+    """acc (+)= a @ b (b^T with `transpose_b`), issued asynchronously, each warpgroup its 64 rows; the first k-step overwrites unless
+    `accumulate`.
 
     `a_state`, `b_state` say which slot of a buffer; absent for fragments and until `warp-insert-barriers` has run.
     """
@@ -455,14 +478,19 @@ class MapOp(Operation, name="map"):
             return False
         arguments = list(self.body.blocks[0].arguments)
         if len(arguments) != len(self.inputs) + 2:
-            return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
-                            why="the region takes one element of each input, then row and column as index")
+            return op_error(
+                self,
+                f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
+                why="the region takes one element of each input, then row and column as index",
+            )
         for number, value in enumerate(self.inputs):
             shape = list(self.target.type.shape)
             if space_of(value.type) != "reg" or list(value.type.shape) not in (shape, shape[:1]):
                 return op_error(self, f"has input {number} of type {value.type} for a target {self.target.type}")
             if arguments[number].type != value.type.element_type:
-                return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}")
+                return op_error(
+                    self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}"
+                )
         for argument in arguments[-2:]:
             if not isinstance(argument.type, ir.IndexType):
                 return op_error(self, f"region arguments for row and column are index, but one is {argument.type}")
@@ -470,7 +498,8 @@ class MapOp(Operation, name="map"):
 
 
 class ReduceOp(Operation, name="reduce"):
-    """target[i] = kind over the columns of source, and over target's old value with `accumulate`. Into rows x 4: this lane's columns only."""
+    """target[i] = kind over the columns of source, and over target's old value with `accumulate`. Into rows x 4: this lane's columns only.
+    """
 
     target: ext.Operand[Any]
     source: ext.Operand[Any]
@@ -499,7 +528,8 @@ class VoteAnyOp(Operation, name="vote_any"):
             return False
         flags = self.source.type.rank == 1 and str(self.source.type.element_type) == "i1"
         return (flags and self.target.type == self.source.type) or op_error(
-            self, f"votes {self.source.type} into {self.target.type}", why="it takes and gives one i1 a row")
+            self, f"votes {self.source.type} into {self.target.type}", why="it takes and gives one i1 a row"
+        )
 
 
 class PtxOp(Operation, name="ptx", traits=[ext.Pure]):
@@ -512,7 +542,12 @@ class PtxOp(Operation, name="ptx", traits=[ext.Pure]):
     def verify_op(self) -> bool:
         text = self.asm.value
         if '"' in text or "\n" in text or "\\" in text:
-            return op_error(self, f"has asm = {self.asm}", why="the text is put into a string of the emitted source", fix="write one line without quotes and backslashes")
+            return op_error(
+                self,
+                f"has asm = {self.asm}",
+                why="the text is put into a string of the emitted source",
+                fix="write one line without quotes and backslashes",
+            )
         missing = [f"${n}" for n in range(len(self.inputs) + 1) if f"${n}" not in text]
         return not missing or op_error(self, f"has asm without {missing[0]}", why="$0 is the result, $1... are the operands")
 
@@ -534,14 +569,17 @@ _BITS = {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i1": 1, "f64": 64, "i64":
 
 
 def _has_known_elements(op, kind) -> bool:
-    return str(kind.element_type) in _BITS or op_error(op, f"holds elements of type {kind.element_type}", why=f"known are {', '.join(_BITS)}")
+    return str(kind.element_type) in _BITS or op_error(
+        op, f"holds elements of type {kind.element_type}", why=f"known are {', '.join(_BITS)}"
+    )
 
 
 def _made_by(op, name, value, kind) -> bool:
     """Descriptors, buffers, pipes and states are looked up where they are made."""
     maker = value.owner
     return (not isinstance(maker, ir.Block) and isinstance(maker.opview, kind)) or op_error(
-        op, f"needs {name} made by '{kind.OPERATION_NAME}', but it is {_description(value)}")
+        op, f"needs {name} made by '{kind.OPERATION_NAME}', but it is {_description(value)}"
+    )
 
 
 def _description(value) -> str:
@@ -558,8 +596,9 @@ def _moves_boxes(op) -> bool:
     if tensor.element_type != buffer.element_type:
         return op_error(op, f"moves {tensor.element_type} from or to a buffer of {buffer.element_type}", why="copies do not convert")
     spans = op.map.owner.opview.swizzle.value, op.buffer.owner.opview.swizzle.value
-    return spans[0] == spans[1] or op_error(op, f"has a descriptor of swizzle {spans[0]} and a buffer of swizzle {spans[1]}",
-                                            why="both order the same bytes")
+    return spans[0] == spans[1] or op_error(
+        op, f"has a descriptor of swizzle {spans[0]} and a buffer of swizzle {spans[1]}", why="both order the same bytes"
+    )
 
 
 def _barrier_id(op) -> bool:

@@ -1,6 +1,7 @@
 """CuTe-DSL source -> PTX and cubin, on a machine with no GPU.
 
-Source: the project's sheet "CuTe DSL as a code generator's target", section 2. The DSL is not thread-safe, and reads the kernel's text through `inspect`, so the
+Source: the project's sheet "CuTe DSL as a code generator's target", section 2. The DSL is not thread-safe, and reads the kernel's text
+through `inspect`, so the
 source goes to a real file in a temporary directory, under one process-wide lock.
 """
 
@@ -35,8 +36,11 @@ def build(source: str, name: str, arch: str) -> Binary:
             import cutlass.cute as cute
             from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
     except ImportError as error:
-        raise Diagnostic("PTX needs nvidia-cutlass-dsl, which cannot be imported", why=str(error),
-                         fix="pip install nvidia-cutlass-dsl (Linux and Windows); all levels up to --emit cute work without it") from error
+        raise Diagnostic(
+            "PTX needs nvidia-cutlass-dsl, which cannot be imported",
+            why=str(error),
+            fix="pip install nvidia-cutlass-dsl (Linux and Windows); all levels up to --emit cute work without it",
+        ) from error
     with COMPILE_LOCK, tempfile.TemporaryDirectory(prefix="fa4c-") as folder:
         path = os.path.join(folder, f"{name}.cute.py")
         with open(path, "w", encoding="utf-8") as file:
@@ -45,8 +49,11 @@ def build(source: str, name: str, arch: str) -> Binary:
         noise = io.StringIO()
         try:
             with contextlib.redirect_stdout(noise):
-                compiled = cute.compile(module.host, *module.fake_args(make_fake_compact_tensor, make_fake_stream),
-                                        options=f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}")
+                compiled = cute.compile(
+                    module.host,
+                    *module.fake_args(make_fake_compact_tensor, make_fake_stream),
+                    options=f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}",
+                )
         finally:
             sys.modules.pop(module.__name__, None)
         return Binary(compiled.__ptx__, compiled.__cubin__, cutlass.__version__)

@@ -15,12 +15,27 @@ from . import build, cute_source, manifest, sass
 LEVELS = ("attn", "tile", "warp")
 
 
-def compile_text(text: str, filename: str = "-", *, target: str | None = None, direction: str = "fwd", dtype: str | None = None,
-                 head_dim: tuple[int, int] | None = None, pipeline: str | None = None, disabled=(), overrides=(), emit: str = "artifact",
-                 locations: bool = True, print_after=None, timing: list | None = None):
-    """Compile MLIR text. `emit`: "attn", "tile", "warp", "cute", "ptx", "sass" give text; "artifact" gives (manifest, members: name -> bytes).
+def compile_text(
+    text: str,
+    filename: str = "-",
+    *,
+    target: str | None = None,
+    direction: str = "fwd",
+    dtype: str | None = None,
+    head_dim: tuple[int, int] | None = None,
+    pipeline: str | None = None,
+    disabled=(),
+    overrides=(),
+    emit: str = "artifact",
+    locations: bool = True,
+    print_after=None,
+    timing: list | None = None,
+):
+    """Compile MLIR text. `emit`: "attn", "tile", "warp", "cute", "ptx", "sass" give text; "artifact" gives (manifest, members: name ->
+    bytes).
 
-    `pipeline` replaces the standard passes; `disabled`, `overrides`, `print_after`, `timing` as in `run_pipeline`. Raises Diagnostic (the user's
+    `pipeline` replaces the standard passes; `disabled`, `overrides`, `print_after`, `timing` as in `run_pipeline`. Raises Diagnostic (the
+    user's
     mistake) or ir.MLIRError (text that does not parse or verify).
     """
     with new_context() as context, ir.Location.unknown():
@@ -28,12 +43,20 @@ def compile_text(text: str, filename: str = "-", *, target: str | None = None, d
         name = _set_target(module, target)
         entry = level_of(module)
         if (dtype is not None or head_dim is not None) and entry != "attn":
-            raise Diagnostic(f"--dtype and --head-dim re-type an attn-level file, but this one is of the {entry} level", where=filename,
-                             why="dtypes and sizes are compiled into all levels below attn", fix="start from the attn file")
+            raise Diagnostic(
+                f"--dtype and --head-dim re-type an attn-level file, but this one is of the {entry} level",
+                where=filename,
+                why="dtypes and sizes are compiled into all levels below attn",
+                fix="start from the attn file",
+            )
         goal = emit if emit in LEVELS else "warp"
         if LEVELS.index(goal) < LEVELS.index(entry):
-            raise Diagnostic(f"a file of the {entry} level cannot be brought to the {goal} level", where=filename, why="passes go down only",
-                             fix=f"emit {entry} or something below it")
+            raise Diagnostic(
+                f"a file of the {entry} level cannot be brought to the {goal} level",
+                where=filename,
+                why="passes go down only",
+                fix=f"emit {entry} or something below it",
+            )
         levels = {entry: print_module(module, locations)}
         for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, dtype, head_dim):
             run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=print_after, timing=timing)
@@ -58,7 +81,7 @@ def compile_text(text: str, filename: str = "-", *, target: str | None = None, d
 
 
 def level_of(module: ir.Module) -> str:
-    """"attn", "tile" or "warp": the highest level of which the module holds an operation."""
+    """ "attn", "tile" or "warp": the highest level of which the module holds an operation."""
     if attn_functions(module):
         return "attn"
     kinds = {type(op) for op in module.body.operations}
@@ -66,8 +89,12 @@ def level_of(module: ir.Module) -> str:
         return "tile"
     if warp.KernelOp in kinds:
         return "warp"
-    raise Diagnostic("the file holds no kernel", where=module.operation.location, why="it has no attn function, no tile.kernel and no warp.kernel",
-                     fix="see examples/causal.mlir")
+    raise Diagnostic(
+        "the file holds no kernel",
+        where=module.operation.location,
+        why="it has no attn function, no tile.kernel and no warp.kernel",
+        fix="see examples/causal.mlir",
+    )
 
 
 def _set_target(module, target: str | None) -> str:
@@ -88,15 +115,19 @@ def _steps(pipeline, target, direction, entry, goal, dtype, head_dim):
         yield pipeline, goal
         return
     reached = entry
-    for level in LEVELS[LEVELS.index(entry):LEVELS.index(goal) + 1]:
+    for level in LEVELS[LEVELS.index(entry) : LEVELS.index(goal) + 1]:
         yield standard_pipeline(target, direction, entry=entry if level == entry else f"{reached} to {level}", emit=level), level
         reached = level
 
 
 def _require_warp(module, filename) -> None:
     if not any(isinstance(op, warp.KernelOp) for op in module.body.operations):
-        raise Diagnostic("the passes did not reach the warp level", where=filename, why="code is emitted from warp.kernel operations only",
-                         fix="end the pipeline with warp-specialize,warp-insert-barriers,warp-check")
+        raise Diagnostic(
+            "the passes did not reach the warp level",
+            where=filename,
+            why="code is emitted from warp.kernel operations only",
+            fix="end the pipeline with warp-specialize,warp-insert-barriers,warp-check",
+        )
 
 
 def parameters_name(module) -> str:

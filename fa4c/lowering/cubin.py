@@ -58,19 +58,19 @@ class _Section:
     kind: int
 
     def data(self, image: bytes) -> bytes:
-        return image[self.offset:self.offset + self.size]
+        return image[self.offset : self.offset + self.size]
 
 
 def _sections(image: bytes) -> list[_Section]:
     if image[:5] != b"\x7fELF\x02":
         raise ValueError("not a cubin: no 64-bit ELF file")
-    offset, = struct.unpack_from("<Q", image, 0x28)
+    (offset,) = struct.unpack_from("<Q", image, 0x28)
     entry_size, count, names_index = struct.unpack_from("<HHH", image, 0x3A)
     raw = []
     for i in range(count):
         name, kind, _, _, start, size, link, info = struct.unpack_from("<IIQQQQII", image, offset + i * entry_size)
         raw.append((name, kind, start, size, link, info))
-    names = image[raw[names_index][2]:raw[names_index][2] + raw[names_index][3]]
+    names = image[raw[names_index][2] : raw[names_index][2] + raw[names_index][3]]
     return [_Section(_text(names, n), start, size, link, info, kind) for n, kind, start, size, link, info in raw]
 
 
@@ -84,7 +84,7 @@ def _symbol_names(image: bytes, sections: list[_Section]) -> dict[int, str]:
 
 
 def _text(table: bytes, at: int) -> str:
-    return table[at:table.index(b"\0", at)].decode()
+    return table[at : table.index(b"\0", at)].decode()
 
 
 def _attributes(data: bytes):
@@ -93,5 +93,5 @@ def _attributes(data: bytes):
         form, attribute, size = struct.unpack_from("<BBH", data, at)
         at += 4
         if form == _FORMAT_BYTE_SIZED:
-            yield attribute, data[at:at + size]
+            yield attribute, data[at : at + size]
             at += size

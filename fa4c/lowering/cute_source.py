@@ -1,6 +1,7 @@
 """One `warp.kernel` as one readable, standalone CuTe-DSL file. One rule for each operation; nothing is decided here.
 
-Rules for the generated text (facts: the project's sheet "CuTe DSL as a code generator's target", section 3): a role is one branch of a single if/elif on
+Rules for the generated text (facts: the project's sheet "CuTe DSL as a code generator's target", section 3): a role is one branch of a
+single if/elif on
 the warp index; rolled loops say `unroll=1`; fragments are flat and indexed by trace-time constants only, so they stay in registers;
 slot and phase are plain Int32 variables.
 
@@ -22,9 +23,11 @@ from .prelude import IMPORTS, prelude_for
 from .scalar_source import dsl_type, expression, float_text, is_literal
 from .source_text import Lines, Names, comment
 
-_RESERVED = ("cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t row0 col0 r g c kk lane OperandMajorMode "
-             "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 exp2_emulated read_element write_element "
-             "truncated_div row col").split()
+_RESERVED = (
+    "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t row0 col0 r g c kk lane OperandMajorMode "
+    "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 exp2_emulated read_element write_element "
+    "truncated_div row col"
+).split()
 
 
 def emit(module: ir.Module) -> str:
@@ -52,7 +55,11 @@ class _Kernel:
             self.emit(op)
         body = self.top.text()
         out = Lines()
-        out(f'"""{self.kernel.sym_name.value}: {self.kernel.threads.value} threads, {self.kernel.smem_bytes.value} bytes of shared memory. Written by fa4c; edit the IR instead."""')
+        out(
+            """""{self.kernel.sym_name.value}: {self.kernel.threads.value} threads, {self.kernel.smem_bytes.value} bytes of shared memory.
+            Written by fa4c; edit the IR instead."
+            """
+        )
         for line in [*IMPORTS, "", *prelude_for(body), ""]:
             out(line)
         out()
@@ -127,7 +134,9 @@ class _Kernel:
 
     def dim(self, op) -> None:
         static = op.tensor.type.shape[op.axis.value]
-        self.values[op.out] = str(static) if not op.tensor.type.is_dynamic_dim(op.axis.value) else self.parameter_name[("dim", op.tensor, op.axis.value)]
+        self.values[op.out] = (
+            str(static) if not op.tensor.type.is_dynamic_dim(op.axis.value) else self.parameter_name[("dim", op.tensor, op.axis.value)]
+        )
 
     def load_element(self, op) -> None:
         tensor = op.source
@@ -163,7 +172,9 @@ class _Kernel:
         stages, rows, columns = op.out.type.shape
         name = self.names.fresh("s" + self._tensor_name(op.out).capitalize())
         dtype = dsl_type(op.out.type.element_type)
-        self.top(f"{name} = cute.recast_ptr(base + {op.offset.value}, dtype={dtype})  # {stages} x {rows} x {columns}, swizzle {op.swizzle.value}")
+        self.top(
+            f"{name} = cute.recast_ptr(base + {op.offset.value}, dtype={dtype})  # {stages} x {rows} x {columns}, swizzle {op.swizzle.value}"
+        )
         self.values[op.out] = name
 
     def pipeline(self, op) -> None:
@@ -251,14 +262,20 @@ class _Kernel:
         return state.owner.opview.pipe
 
     def acquire(self, op) -> None:
-        self.top(f"cute.arch.mbarrier_wait({self.values[self._pipe(op.state), 'empty']} + {self.operand(op.state)}, {self.values[op.state, 'phase']})")
+        self.top(
+            f"cute.arch.mbarrier_wait({self.values[self._pipe(op.state), 'empty']} + {self.operand(op.state)}, {self.values[op.state, 'phase']})"
+        )
 
     def arm(self, op) -> None:
         pipe = self._pipe(op.state)
-        self.top(f"cute.arch.mbarrier_arrive_and_expect_tx({self.operand(pipe)} + {self.operand(op.state)}, {pipe.owner.opview.tx_bytes.value})")
+        self.top(
+            f"cute.arch.mbarrier_arrive_and_expect_tx({self.operand(pipe)} + {self.operand(op.state)}, {pipe.owner.opview.tx_bytes.value})"
+        )
 
     def wait(self, op) -> None:
-        self.top(f"cute.arch.mbarrier_wait({self.operand(self._pipe(op.state))} + {self.operand(op.state)}, {self.values[op.state, 'phase']})")
+        self.top(
+            f"cute.arch.mbarrier_wait({self.operand(self._pipe(op.state))} + {self.operand(op.state)}, {self.values[op.state, 'phase']})"
+        )
 
     def release(self, op) -> None:
         with self.top.block("if prims.elect_sync():"):
@@ -327,23 +344,31 @@ class _Kernel:
         slot = self.operand(op.state)
         full = f"{self.operand(self._pipe(op.state))} + {slot}"
         with self.unrolled("slab", slabs) as slab:
-            self.top(f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {slabs * rows * span} + {slab} * {rows * span}, "
-                     f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full})")
+            self.top(
+                f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {slabs * rows * span} + {slab} * {rows * span}, "
+                f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full})"
+            )
 
     def tma_store(self, op) -> None:
         span, slabs, rows, _ = self._slab(op.buffer)
         self._check_box(op, [64, span])
         self.top(comment(op))
         with self.unrolled("slab", slabs) as slab:
-            self.top(f"prims.cp_async_bulk_tensor_global_shared_cta({self.operand(op.map)}.get_ptr(), "
-                     f"{self.operand(op.buffer)} + wg * {64 * span} + {slab} * {rows * span}, ({self._coords(op.coords, f'{slab} * {span}', op.row.value)}))")
+            self.top(
+                f"prims.cp_async_bulk_tensor_global_shared_cta({self.operand(op.map)}.get_ptr(), "
+                f"{self.operand(op.buffer)} + wg * {64 * span} + {slab} * {rows * span}, ({self._coords(op.coords, f'{slab} * {span}', op.row.value)}))"
+            )
 
     def _check_box(self, op, want) -> None:
         box = [size for size in op.map.owner.opview.box]
         got = [size for size in box[:-1] if size != 1] or [1]
         if [*got, box[-1]] != want:
-            raise op_diagnostic(op, f"moves boxes of {box}, but the buffer takes {want[0]} rows of {want[1]} elements at a time",
-                                why="a box fills one swizzle span of all its rows", fix="change the box of the warp.tensor_map")
+            raise op_diagnostic(
+                op,
+                f"moves boxes of {box}, but the buffer takes {want[0]} rows of {want[1]} elements at a time",
+                why="a box fills one swizzle span of all its rows",
+                fix="change the box of the warp.tensor_map",
+            )
 
     def store_commit(self, op) -> None:
         self.top("cute.arch.cp_async_bulk_commit_group()")
@@ -356,14 +381,20 @@ class _Kernel:
         columns = slabs * span
         dtype = dsl_type(op.source.type.element_type)
         source = self.operand(op.source)
-        key = self._declare(("stmatrix", op.buffer, op.source), lambda name: [
-            f"{name}_mma = cute.make_tiled_mma(warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K))",
-            *self._view(f"{name}_s", op.buffer, "K", row_part=True),
-            f"{name} = cute.make_tiled_copy_C(cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), {dtype}), {name}_mma).get_slice(t)",
-        ], "r2s")
+        key = self._declare(
+            ("stmatrix", op.buffer, op.source),
+            lambda name: [
+                f"{name}_mma = cute.make_tiled_mma(warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K))",
+                *self._view(f"{name}_s", op.buffer, "K", row_part=True),
+                f"{name} = cute.make_tiled_copy_C(cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), {dtype}), {name}_mma).get_slice(t)",
+            ],
+            "r2s",
+        )
         self.top(comment(op))
-        self.top(f"cute.copy({key}, {key}.retile(cute.make_tensor({source}.iterator, cute.make_layout({key}_mma.partition_shape_C((64, {columns}))))), "
-                 f"{key}.partition_D({key}_s[None, None, 0]))")
+        self.top(
+            f"cute.copy({key}, {key}.retile(cute.make_tensor({source}.iterator, cute.make_layout({key}_mma.partition_shape_C((64, {columns}))))), "
+            f"{key}.partition_D({key}_s[None, None, 0]))"
+        )
 
     def store_rows(self, op) -> None:
         target, rank = op.target, op.target.type.rank
@@ -382,9 +413,13 @@ class _Kernel:
 
     def fragment(self, op) -> None:
         kind = op.out.type
-        name = self.names.fresh("r" + (name_of(op.out) or "Tile").capitalize() + ("_row" if kind.rank == 1 else "_quad" if kind.shape[1] == 4 else ""))
+        name = self.names.fresh(
+            "r" + (name_of(op.out) or "Tile").capitalize() + ("_row" if kind.rank == 1 else "_quad" if kind.shape[1] == 4 else "")
+        )
         dtype = "Int32" if str(kind.element_type) == "i1" else dsl_type(kind.element_type)
-        self.header(f"{name} = cute.make_rmem_tensor({self._elements(kind)}, {dtype})  # {'x'.join(map(str, kind.shape))}x{kind.element_type}")
+        self.header(
+            f"{name} = cute.make_rmem_tensor({self._elements(kind)}, {dtype})  # {'x'.join(map(str, kind.shape))}x{kind.element_type}"
+        )
         self.values[op.out] = name
 
     def _elements(self, kind) -> int:
@@ -517,7 +552,9 @@ class _Kernel:
         return self._declare(("mma", op.acc, op.a, op.b, major), lines, "mma")
 
     def _view(self, name: str, buffer, major: str, row_part: bool = False) -> list[str]:
-        """A CuTe tensor over a buffer: (rows, columns, stages) K-major, (columns, rows, stages) MN-major; `row_part`: this warpgroup's 64 rows."""
+        """A CuTe tensor over a buffer: (rows, columns, stages) K-major, (columns, rows, stages) MN-major; `row_part`: this warpgroup's 64
+        rows.
+        """
         span, slabs, rows, stages = self._slab(buffer)
         columns = slabs * span
         swizzle = buffer.owner.opview.swizzle.value
@@ -529,8 +566,10 @@ class _Kernel:
             f"{name} = cute.make_tensor({pointer}, {name}_layout.outer)",
         ]
         if row_part:
-            text.append(f"{name} = cute.make_tensor({name}.iterator + cute.assume(wg * {64 * span}, divby={64 * span}), "
-                        f"cute.local_tile({name}, (64, {columns}, {stages}), (0, 0, 0)).layout)")
+            text.append(
+                f"{name} = cute.make_tensor({name}.iterator + cute.assume(wg * {64 * span}, divby={64 * span}), "
+                f"cute.local_tile({name}, (64, {columns}, {stages}), (0, 0, 0)).layout)"
+            )
         return text
 
     def _declare(self, key, lines, hint) -> str:
@@ -563,13 +602,43 @@ def _uses(block) -> set:
 
 _CONTROL_RULES = {"scf.for": _Kernel.for_op, "scf.if": _Kernel.if_op, "scf.yield": _Kernel.yield_op}
 _RULES = {
-    tile.ProgramIdOp: _Kernel.program_id, tile.DimOp: _Kernel.dim, tile.LoadElementOp: _Kernel.load_element, tile.Exp2Op: _Kernel.exp2,
-    warp.PtxOp: _Kernel.ptx, warp.TensorMapOp: _Kernel.tensor_map, warp.BufferOp: _Kernel.buffer, warp.PipelineOp: _Kernel.pipeline,
-    warp.InitBarriersOp: _Kernel.init_barriers, warp.RoleOp: _Kernel.role_op, warp.StateOp: _Kernel.state, warp.AcquireOp: _Kernel.acquire,
-    warp.ArmOp: _Kernel.arm, warp.WaitOp: _Kernel.wait, warp.ReleaseOp: _Kernel.release, warp.AdvanceOp: _Kernel.advance, warp.ElectOp: _Kernel.elect,
-    warp.BarrierOp: _Kernel.barrier, warp.TurnInitOp: _Kernel.turn_init, warp.TurnTakeOp: _Kernel.turn_take, warp.TurnGiveOp: _Kernel.turn_give,
-    warp.FenceAsyncOp: _Kernel.fence_async, warp.TmaLoadOp: _Kernel.tma_load, warp.TmaStoreOp: _Kernel.tma_store, warp.StoreCommitOp: _Kernel.store_commit,
-    warp.StoreWaitOp: _Kernel.store_wait, warp.StoreSharedOp: _Kernel.store_shared, warp.StoreRowsOp: _Kernel.store_rows, warp.FragmentOp: _Kernel.fragment,
-    warp.FillOp: _Kernel.fill, warp.CopyOp: _Kernel.copy, warp.WhenOp: _Kernel.when, warp.MapOp: _Kernel.map_op, warp.ReduceOp: _Kernel.reduce, warp.VoteAnyOp: _Kernel.vote_any,
-    warp.WgmmaFenceOp: _Kernel.wgmma_fence, warp.WgmmaCommitOp: _Kernel.wgmma_commit, warp.WgmmaWaitOp: _Kernel.wgmma_wait, warp.WgmmaOp: _Kernel.wgmma,
+    tile.ProgramIdOp: _Kernel.program_id,
+    tile.DimOp: _Kernel.dim,
+    tile.LoadElementOp: _Kernel.load_element,
+    tile.Exp2Op: _Kernel.exp2,
+    warp.PtxOp: _Kernel.ptx,
+    warp.TensorMapOp: _Kernel.tensor_map,
+    warp.BufferOp: _Kernel.buffer,
+    warp.PipelineOp: _Kernel.pipeline,
+    warp.InitBarriersOp: _Kernel.init_barriers,
+    warp.RoleOp: _Kernel.role_op,
+    warp.StateOp: _Kernel.state,
+    warp.AcquireOp: _Kernel.acquire,
+    warp.ArmOp: _Kernel.arm,
+    warp.WaitOp: _Kernel.wait,
+    warp.ReleaseOp: _Kernel.release,
+    warp.AdvanceOp: _Kernel.advance,
+    warp.ElectOp: _Kernel.elect,
+    warp.BarrierOp: _Kernel.barrier,
+    warp.TurnInitOp: _Kernel.turn_init,
+    warp.TurnTakeOp: _Kernel.turn_take,
+    warp.TurnGiveOp: _Kernel.turn_give,
+    warp.FenceAsyncOp: _Kernel.fence_async,
+    warp.TmaLoadOp: _Kernel.tma_load,
+    warp.TmaStoreOp: _Kernel.tma_store,
+    warp.StoreCommitOp: _Kernel.store_commit,
+    warp.StoreWaitOp: _Kernel.store_wait,
+    warp.StoreSharedOp: _Kernel.store_shared,
+    warp.StoreRowsOp: _Kernel.store_rows,
+    warp.FragmentOp: _Kernel.fragment,
+    warp.FillOp: _Kernel.fill,
+    warp.CopyOp: _Kernel.copy,
+    warp.WhenOp: _Kernel.when,
+    warp.MapOp: _Kernel.map_op,
+    warp.ReduceOp: _Kernel.reduce,
+    warp.VoteAnyOp: _Kernel.vote_any,
+    warp.WgmmaFenceOp: _Kernel.wgmma_fence,
+    warp.WgmmaCommitOp: _Kernel.wgmma_commit,
+    warp.WgmmaWaitOp: _Kernel.wgmma_wait,
+    warp.WgmmaOp: _Kernel.wgmma,
 }

@@ -5,8 +5,19 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 
 _OPS = {
-    "arith.addi": "add", "arith.subi": "sub", "arith.muli": "mul", "arith.floordivsi": "floordiv", "arith.divsi": "floordiv", "arith.ceildivsi": "ceildiv",
-    "arith.remsi": "mod", "arith.minsi": "min", "arith.maxsi": "max", "arith.select": "select", "arith.andi": "and", "arith.ori": "or", "tile.pow2_floor": "pow2floor",
+    "arith.addi": "add",
+    "arith.subi": "sub",
+    "arith.muli": "mul",
+    "arith.floordivsi": "floordiv",
+    "arith.divsi": "floordiv",
+    "arith.ceildivsi": "ceildiv",
+    "arith.remsi": "mod",
+    "arith.minsi": "min",
+    "arith.maxsi": "max",
+    "arith.select": "select",
+    "arith.andi": "and",
+    "arith.ori": "or",
+    "tile.pow2_floor": "pow2floor",
 }
 _PREDICATES = {0: "eq", 1: "ne", 2: "lt", 3: "le", 4: "gt", 5: "ge"}
 
@@ -31,5 +42,9 @@ def index_expression(value, host):
         return [_PREDICATES[op.attributes["predicate"].value], *operands]
     if op.name in _OPS:
         return [_OPS[op.name], *operands]
-    raise op_diagnostic(view, "cannot be computed by the launcher", why="the manifest's integer expressions have no such operation",
-                        fix=f"use one of: {', '.join(sorted(_OPS))}")
+    raise op_diagnostic(
+        view,
+        "cannot be computed by the launcher",
+        why="the manifest's integer expressions have no such operation",
+        fix=f"use one of: {', '.join(sorted(_OPS))}",
+    )

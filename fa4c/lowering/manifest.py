@@ -16,25 +16,50 @@ _MIN_DRIVER = {"8.8": "575", "9.0": "580"}  # first driver branch that reads a P
 
 
 def make(module, binary, *, target: str, direction: str) -> dict:
-    """The manifest, without `members` hashes (the writer adds them). Raises Diagnostic where the host function says what no launcher can do."""
+    """The manifest, without `members` hashes (the writer adds them). Raises Diagnostic where the host function says what no launcher can
+    do.
+    """
     host, kernel = parameters.host_and_kernel(module)
     name, kernel_name = host.sym_name.value, kernel.sym_name.value
-    tensors = [_tensor(entry, argument.type) for entry, argument in zip(parameters.tensor_entries(host), host.body.blocks[0].arguments, strict=True)]
+    tensors = [
+        _tensor(entry, argument.type)
+        for entry, argument in zip(parameters.tensor_entries(host), host.body.blocks[0].arguments, strict=True)
+    ]
     entry, used = next(iter(resources(binary.cubin).items()))
     launch = parameters.launch_of(host)
     version = re.search(r"^\.version\s+(\S+)", binary.ptx, re.MULTILINE)[1]
     return {
-        "schema": SCHEMA, "name": name, "fa4c": __version__, "dsl": binary.dsl_version, "target": target, "ptx_version": version,
-        "min_driver": _MIN_DRIVER.get(version, "580"), "direction": direction, "dtype": _dtype(tensors), "head_dims": _head_dims(tensors),
-        "members": {}, "semantics": json.loads(host.semantics.value) if host.semantics is not None else {},
-        "tensors": tensors, "workspaces": [], "steps": [{"op": "launch", "kernel": kernel_name}],
-        "kernels": {kernel_name: {
-            "entry": entry, "ptx": f"{name}.ptx", "cubin": f"{name}.cubin", "block": [kernel.threads.value, 1, 1],
-            "smem_bytes": kernel.smem_bytes.value, "cluster": [1, 1, 1], "pdl": False,
-            "grid": [index_expression(v, host) for v in launch.grid],
-            "registers": used.registers, "stack_bytes": used.stack_bytes, "local_bytes": used.local_bytes,
-            "params": [p.manifest for p in parameters.of_kernel(host, kernel)],
-        }},
+        "schema": SCHEMA,
+        "name": name,
+        "fa4c": __version__,
+        "dsl": binary.dsl_version,
+        "target": target,
+        "ptx_version": version,
+        "min_driver": _MIN_DRIVER.get(version, "580"),
+        "direction": direction,
+        "dtype": _dtype(tensors),
+        "head_dims": _head_dims(tensors),
+        "members": {},
+        "semantics": json.loads(host.semantics.value) if host.semantics is not None else {},
+        "tensors": tensors,
+        "workspaces": [],
+        "steps": [{"op": "launch", "kernel": kernel_name}],
+        "kernels": {
+            kernel_name: {
+                "entry": entry,
+                "ptx": f"{name}.ptx",
+                "cubin": f"{name}.cubin",
+                "block": [kernel.threads.value, 1, 1],
+                "smem_bytes": kernel.smem_bytes.value,
+                "cluster": [1, 1, 1],
+                "pdl": False,
+                "grid": [index_expression(v, host) for v in launch.grid],
+                "registers": used.registers,
+                "stack_bytes": used.stack_bytes,
+                "local_bytes": used.local_bytes,
+                "params": [p.manifest for p in parameters.of_kernel(host, kernel)],
+            }
+        },
     }
 
 
@@ -43,8 +68,16 @@ def _tensor(entry: dict, kind) -> dict:
     layout = entry["dims"]
     dims = [d for d in layout if d not in axes]
     sizes = {d: None if kind.is_dynamic_dim(i) else kind.shape[i] for i, d in enumerate(layout)}
-    return {"name": entry["name"], "role": entry["role"], "dtype": MANIFEST_DTYPES[str(kind.element_type)], "axes": axes, "dims": dims,
-            "shape": [sizes[d] for d in dims], "layout": layout, "optional": bool(entry.get("optional", False))}
+    return {
+        "name": entry["name"],
+        "role": entry["role"],
+        "dtype": MANIFEST_DTYPES[str(kind.element_type)],
+        "axes": axes,
+        "dims": dims,
+        "shape": [sizes[d] for d in dims],
+        "layout": layout,
+        "optional": bool(entry.get("optional", False)),
+    }
 
 
 def _dtype(tensors) -> str:

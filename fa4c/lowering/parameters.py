@@ -1,6 +1,7 @@
 """The parameters of a kernel, in order: as Python annotations, as fake arguments for compiling, as entries of the manifest.
 
-ABI (the project's sheet "CuTe DSL as a code generator's target", section 4): a TMA descriptor is one 128-byte `GridConstant[TensorMap]`, an address an `Int64`,
+ABI (the project's sheet "CuTe DSL as a code generator's target", section 4): a TMA descriptor is one 128-byte `GridConstant[TensorMap]`,
+an address an `Int64`,
 sizes `Int32`, strides `Int64` in elements. What the kernel does not use it does not take.
 """
 
@@ -31,17 +32,26 @@ def host_and_kernel(module: ir.Module):
     hosts = [op for op in module.body.operations if isinstance(op, tile.HostOp)]
     kernels = [op for op in module.body.operations if isinstance(op, warp.KernelOp)]
     if len(hosts) != 1 or len(kernels) != 1:
-        raise Diagnostic(f"the module has {len(hosts)} tile.host and {len(kernels)} warp.kernel operations", where=module.operation.location,
-                         why="one host function launches one kernel so far", fix="bring every tile.kernel to the warp level first: warp-specialize")
+        raise Diagnostic(
+            f"the module has {len(hosts)} tile.host and {len(kernels)} warp.kernel operations",
+            where=module.operation.location,
+            why="one host function launches one kernel so far",
+            fix="bring every tile.kernel to the warp level first: warp-specialize",
+        )
     launch = launch_of(hosts[0])
     kernel = kernels[0]
     if launch.kernel.value != kernel.sym_name.value:
-        raise op_diagnostic(launch, f"launches @{launch.kernel.value}, but the kernel is @{kernel.sym_name.value}", why="no such kernel is in the module")
+        raise op_diagnostic(
+            launch, f"launches @{launch.kernel.value}, but the kernel is @{kernel.sym_name.value}", why="no such kernel is in the module"
+        )
     given = [v.type for v in [*launch.tensors, *launch.scalars]]
     taken = [a.type for a in kernel.body.blocks[0].arguments]
     if given != taken:
-        raise op_diagnostic(launch, f"passes {len(given)} arguments of other types than the {len(taken)} that @{kernel.sym_name.value} takes",
-                            why="tensors come first, then scalars, types equal")
+        raise op_diagnostic(
+            launch,
+            f"passes {len(given)} arguments of other types than the {len(taken)} that @{kernel.sym_name.value} takes",
+            why="tensors come first, then scalars, types equal",
+        )
     return hosts[0], kernel
 
 
@@ -90,9 +100,17 @@ def of_kernel(host, kernel) -> list[Parameter]:
                 pointers.append(_pointer(tensor, entries[tensor]))
                 strides += [_stride(tensor, axis, entries[tensor]) for axis in range(tensor.type.rank)]
     launch = launch_of(host)
-    arguments = list(kernel.body.blocks[0].arguments)[len(launch.tensors):]
-    scalars = [Parameter(("scalar", a), f"arg{n}", "Int32", "computed on the host", {"kind": "scalar", "dtype": "i32", "value": index_expression(v, host)})
-               for n, (a, v) in enumerate(zip(arguments, launch.scalars, strict=True))]
+    arguments = list(kernel.body.blocks[0].arguments)[len(launch.tensors) :]
+    scalars = [
+        Parameter(
+            ("scalar", a),
+            f"arg{n}",
+            "Int32",
+            "computed on the host",
+            {"kind": "scalar", "dtype": "i32", "value": index_expression(v, host)},
+        )
+        for n, (a, v) in enumerate(zip(arguments, launch.scalars, strict=True))
+    ]
     merged: dict[tuple, Parameter] = {}
     for p in [*descriptors, *pointers, *strides]:
         merged.setdefault(p.key, p)
@@ -121,20 +139,42 @@ def _add_size(sizes, tensor, axis, entries) -> None:
 def _descriptor(op, entry) -> Parameter:
     box = [size for size in op.box]
     dims = list(reversed(entry["dims"]))
-    manifest = {"kind": "tensor_map", "tensor": entry["name"], "dtype": MANIFEST_DTYPES[str(op.tensor.type.element_type)],
-                "dims": [{"dim": d} for d in dims], "box": box[::-1], "swizzle": op.swizzle.value}
-    return Parameter(("tensor_map", op.out), f"desc_{entry['name']}", "cutlass.GridConstant[cuda.TensorMap]",
-                     f"{entry['name']} ({', '.join(dims)}), boxes of {tuple(box[::-1])}, swizzle {op.swizzle.value} bytes", manifest)
+    manifest = {
+        "kind": "tensor_map",
+        "tensor": entry["name"],
+        "dtype": MANIFEST_DTYPES[str(op.tensor.type.element_type)],
+        "dims": [{"dim": d} for d in dims],
+        "box": box[::-1],
+        "swizzle": op.swizzle.value,
+    }
+    return Parameter(
+        ("tensor_map", op.out),
+        f"desc_{entry['name']}",
+        "cutlass.GridConstant[cuda.TensorMap]",
+        f"{entry['name']} ({', '.join(dims)}), boxes of {tuple(box[::-1])}, swizzle {op.swizzle.value} bytes",
+        manifest,
+    )
 
 
 def _pointer(tensor, entry) -> Parameter:
-    return Parameter(("pointer", tensor), f"ptr_{entry['name']}", "Int64", "address" + (", 0 if absent" if entry.get("optional") else ""),
-                     {"kind": "pointer", "tensor": entry["name"]})
+    return Parameter(
+        ("pointer", tensor),
+        f"ptr_{entry['name']}",
+        "Int64",
+        "address" + (", 0 if absent" if entry.get("optional") else ""),
+        {"kind": "pointer", "tensor": entry["name"]},
+    )
 
 
 def _stride(tensor, axis, entry) -> Parameter:
     dim = entry["dims"][axis]
-    return Parameter(("stride", tensor, axis), f"stride_{entry['name']}_{dim}", "Int64", "elements", {"kind": "stride", "tensor": entry["name"], "dim": dim})
+    return Parameter(
+        ("stride", tensor, axis),
+        f"stride_{entry['name']}_{dim}",
+        "Int64",
+        "elements",
+        {"kind": "stride", "tensor": entry["name"], "dim": dim},
+    )
 
 
 def launch_registers(threads: int, registers: int = 65536) -> int:
@@ -159,11 +199,15 @@ def host_source(host, kernel, parameters: list[Parameter]) -> str:
     out.indent = 1
     for p in maps:
         box, rank = p.manifest["box"][::-1], len(p.manifest["box"])
-        out(f"{p.name} = cuda.create_tensor_map_tiled_from_view({p.name}, box_dims={tuple(box)}, swizzle=cuda.TensorMapSwizzle.s{p.manifest['swizzle']}b, "
-            f"stride_order={tuple(range(rank))[::-1]})")
+        out(
+            f"{p.name} = cuda.create_tensor_map_tiled_from_view({p.name}, box_dims={tuple(box)}, swizzle=cuda.TensorMapSwizzle.s{p.manifest['swizzle']}b, "
+            f"stride_order={tuple(range(rank))[::-1]})"
+        )
     out(f'{name}.set_name_prefix("{name}", keep_mangled_name=False, remove_cutlass_symbol=True)')
     out(f"{name}({', '.join(p.name for p in parameters)}).launch(")
-    out(f"    grid=(grid_x, grid_y, grid_z), block=({kernel.threads.value}, 1, 1), smem={kernel.smem_bytes.value}, stream=stream, min_blocks_per_mp=1)")
+    out(
+        f"    grid=(grid_x, grid_y, grid_z), block=({kernel.threads.value}, 1, 1), smem={kernel.smem_bytes.value}, stream=stream, min_blocks_per_mp=1)"
+    )
     out.indent = 0
     out()
     out()
@@ -171,7 +215,9 @@ def host_source(host, kernel, parameters: list[Parameter]) -> str:
     out.indent = 1
     out('"""Arguments of `host` with symbolic shapes, for cute.compile on a machine without a GPU."""')
     out("def tensor(dtype, rank):")
-    out("    return make_fake_compact_tensor(dtype, tuple(cute.sym_int(divisibility=8) for _ in range(rank)), stride_order=tuple(range(rank))[::-1], assumed_align=16)")
+    out(
+        "    return make_fake_compact_tensor(dtype, tuple(cute.sym_int(divisibility=8) for _ in range(rank)), stride_order=tuple(range(rank))[::-1], assumed_align=16)"
+    )
     out()
     out("return (")
     types = {"bf16": "BFloat16", "fp16": "Float16", "f32": "Float32"}
@@ -192,4 +238,15 @@ def _walk(block):
                 yield from _walk(inner)
 
 
-__all__ = ["Parameter", "dsl_type", "entries_of", "host_and_kernel", "host_source", "launch_of", "launch_registers", "lookup", "of_kernel", "tensor_entries"]
+__all__ = [
+    "Parameter",
+    "dsl_type",
+    "entries_of",
+    "host_and_kernel",
+    "host_source",
+    "launch_of",
+    "launch_registers",
+    "lookup",
+    "of_kernel",
+    "tensor_entries",
+]

@@ -16,14 +16,19 @@ def disassemble(cubin: bytes) -> str:
     """SASS text. Raises Diagnostic where no disassembler is found or it refuses the file."""
     tool = find_nvdisasm()
     if tool is None:
-        raise Diagnostic("SASS needs nvdisasm, which is not here", why="neither the extra [sass] nor a CUDA toolkit was found",
-                         fix="pip install 'fa4c[sass]', or put a toolkit's bin directory on PATH")
+        raise Diagnostic(
+            "SASS needs nvdisasm, which is not here",
+            why="neither the extra [sass] nor a CUDA toolkit was found",
+            fix="pip install 'fa4c[sass]', or put a toolkit's bin directory on PATH",
+        )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Diagnostic(f"{os.path.basename(tool)} refuses the cubin", why=done.stderr.strip(), fix="install a newer one: pip install -U 'fa4c[sass]'")
+        raise Diagnostic(
+            f"{os.path.basename(tool)} refuses the cubin", why=done.stderr.strip(), fix="install a newer one: pip install -U 'fa4c[sass]'"
+        )
     return done.stdout
 
 

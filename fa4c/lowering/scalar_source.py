@@ -10,7 +10,16 @@ import math
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 
-DTYPES = {"bf16": "BFloat16", "f16": "Float16", "f32": "Float32", "i32": "Int32", "i64": "Int64", "index": "Int32", "i1": "Boolean", "i8": "Int8"}
+DTYPES = {
+    "bf16": "BFloat16",
+    "f16": "Float16",
+    "f32": "Float32",
+    "i32": "Int32",
+    "i64": "Int64",
+    "index": "Int32",
+    "i1": "Boolean",
+    "i8": "Int8",
+}
 MANIFEST_DTYPES = {"bf16": "bf16", "f16": "fp16", "f32": "f32", "i32": "i32", "i64": "i64"}
 
 _LN2, _LOG2E = math.log(2.0), math.log2(math.e)
@@ -45,12 +54,29 @@ def float_text(x: float) -> str:
 
 
 def _compare(op, a, b):
-    symbols = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">=",
-               "oeq": "==", "one": "!=", "olt": "<", "ole": "<=", "ogt": ">", "oge": ">=", "une": "!="}
+    symbols = {
+        "eq": "==",
+        "ne": "!=",
+        "slt": "<",
+        "sle": "<=",
+        "sgt": ">",
+        "sge": ">=",
+        "oeq": "==",
+        "one": "!=",
+        "olt": "<",
+        "ole": "<=",
+        "ogt": ">",
+        "oge": ">=",
+        "une": "!=",
+    }
     name = _predicate_name(op)
     if name not in symbols:
-        raise op_diagnostic(op, f"compares by '{name}', which has no rule", why="only signed and ordered comparisons are lowered",
-                            fix="use slt, sle, ..., or olt, ole, ...")
+        raise op_diagnostic(
+            op,
+            f"compares by '{name}', which has no rule",
+            why="only signed and ordered comparisons are lowered",
+            fix="use slt, sle, ..., or olt, ole, ...",
+        )
     return f"{a} {symbols[name]} {b}"
 
 
@@ -79,19 +105,44 @@ def _select(op, c, a, b):
 # differs only for negative dividends, which truncation handles apart.
 RULES = {
     "arith.constant": lambda op: _constant(op),
-    "arith.addi": _binary("+"), "arith.subi": _binary("-"), "arith.muli": _binary("*"),
-    "arith.addf": _binary("+"), "arith.subf": _binary("-"), "arith.mulf": _binary("*"), "arith.divf": _binary("/"),
+    "arith.addi": _binary("+"),
+    "arith.subi": _binary("-"),
+    "arith.muli": _binary("*"),
+    "arith.addf": _binary("+"),
+    "arith.subf": _binary("-"),
+    "arith.mulf": _binary("*"),
+    "arith.divf": _binary("/"),
     "arith.negf": lambda op, a: f"-{a}",
-    "arith.floordivsi": _binary("//"), "arith.ceildivsi": lambda op, a, b: f"-((-{a}) // {b})",
-    "arith.divsi": lambda op, a, b: f"truncated_div({a}, {b})", "arith.remsi": lambda op, a, b: f"{a} - truncated_div({a}, {b}) * {b}",
-    "arith.divui": _binary("//"), "arith.remui": _binary("%"),
-    "arith.minsi": _call("cutlass.min"), "arith.maxsi": _call("cutlass.max"),
-    "arith.maximumf": _call("cute.arch.fmax"), "arith.minimumf": _call("cute.arch.fmin"), "arith.maxnumf": _call("cute.arch.fmax"), "arith.minnumf": _call("cute.arch.fmin"),
-    "arith.andi": _binary("&"), "arith.ori": _binary("|"), "arith.xori": _binary("^"),
-    "arith.shli": _binary("<<"), "arith.shrsi": _binary(">>"),
-    "arith.cmpi": _compare, "arith.cmpf": _compare, "arith.select": _select,
-    "arith.extf": _cast, "arith.truncf": _cast, "arith.sitofp": _cast, "arith.fptosi": _cast, "arith.extsi": _cast, "arith.trunci": _cast,
-    "arith.extui": _cast, "arith.uitofp": _cast, "arith.index_cast": _index_cast, "arith.index_castui": _index_cast,
+    "arith.floordivsi": _binary("//"),
+    "arith.ceildivsi": lambda op, a, b: f"-((-{a}) // {b})",
+    "arith.divsi": lambda op, a, b: f"truncated_div({a}, {b})",
+    "arith.remsi": lambda op, a, b: f"{a} - truncated_div({a}, {b}) * {b}",
+    "arith.divui": _binary("//"),
+    "arith.remui": _binary("%"),
+    "arith.minsi": _call("cutlass.min"),
+    "arith.maxsi": _call("cutlass.max"),
+    "arith.maximumf": _call("cute.arch.fmax"),
+    "arith.minimumf": _call("cute.arch.fmin"),
+    "arith.maxnumf": _call("cute.arch.fmax"),
+    "arith.minnumf": _call("cute.arch.fmin"),
+    "arith.andi": _binary("&"),
+    "arith.ori": _binary("|"),
+    "arith.xori": _binary("^"),
+    "arith.shli": _binary("<<"),
+    "arith.shrsi": _binary(">>"),
+    "arith.cmpi": _compare,
+    "arith.cmpf": _compare,
+    "arith.select": _select,
+    "arith.extf": _cast,
+    "arith.truncf": _cast,
+    "arith.sitofp": _cast,
+    "arith.fptosi": _cast,
+    "arith.extsi": _cast,
+    "arith.trunci": _cast,
+    "arith.extui": _cast,
+    "arith.uitofp": _cast,
+    "arith.index_cast": _index_cast,
+    "arith.index_castui": _index_cast,
     "math.exp2": lambda op, x: f"cute.math.exp2({x}, fastmath=True)",
     "math.exp": lambda op, x: f"cute.math.exp2({x} * {_LOG2E!r}, fastmath=True)",
     "math.log2": lambda op, x: f"cute.math.log2({x}, fastmath=True)",
@@ -112,8 +163,12 @@ def expression(op, operands: list[str]) -> str:
     """The Python expression of a scalar operation whose operands are these Python names or literals."""
     rule = RULES.get(op.operation.name)
     if rule is None:
-        raise op_diagnostic(op, "has no lowering to CuTe-DSL", why="no rule turns it into device code yet",
-                            fix="write it with other arith and math operations, or as inline PTX: \"warp.ptx\"")
+        raise op_diagnostic(
+            op,
+            "has no lowering to CuTe-DSL",
+            why="no rule turns it into device code yet",
+            fix='write it with other arith and math operations, or as inline PTX: "warp.ptx"',
+        )
     return rule(op, *operands)
 
 

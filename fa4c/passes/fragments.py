@@ -54,9 +54,12 @@ def assign(kernel, is_compute) -> Fragments:
             else:
                 parent[root_a] = root_a
     if failure:
-        raise op_diagnostic(failure.op, f"needs two copies of a register tile: {failure}",
-                            why="each register tile has one copy, which a later iteration overwrites before it was read",
-                            fix="order the reader before the writer, or lower the stage distance")
+        raise op_diagnostic(
+            failure.op,
+            f"needs two copies of a register tile: {failure}",
+            why="each register tile has one copy, which a later iteration overwrites before it was read",
+            fix="order the reader before the writer, or lower the stage distance",
+        )
     return Fragments({value: find(value) for value in values})
 
 

@@ -1,8 +1,11 @@
 """The abstract machine of `warp-check`: roles as agents, stepped side by side over an abstract state, without data.
 
-An agent is a producer warp or one compute warpgroup. Scalars are evaluated for sampled sizes; every operation either changes the state, blocks, or
-is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals and bytes are in; a wait for parity p returns once the phase of that parity
-has completed; wgmma is in flight until a wait_group retires it, and a wgmma.fence orders it behind other accesses to its registers; writes of threads
+An agent is a producer warp or one compute warpgroup. Scalars are evaluated for sampled sizes; every operation either changes the state,
+blocks, or
+is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals and bytes are in; a wait for parity p returns once the phase
+of that parity
+has completed; wgmma is in flight until a wait_group retires it, and a wgmma.fence orders it behind other accesses to its registers;
+writes of threads
 reach the async proxy by a fence and a barrier; shared memory must stay until the TMA stores that read it are done.
 """
 
@@ -110,10 +113,18 @@ def _div(a, b):
 
 _COMPARE = [lambda a, b: a == b, lambda a, b: a != b, lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a > b, lambda a, b: a >= b]
 _ARITH = {
-    "arith.addi": lambda op, a, b: a + b, "arith.subi": lambda op, a, b: a - b, "arith.muli": lambda op, a, b: a * b,
-    "arith.floordivsi": lambda op, a, b: _div(a, b), "arith.ceildivsi": lambda op, a, b: -_div(-a, b), "arith.divsi": lambda op, a, b: int(a / b) if b else 0,
-    "arith.remsi": lambda op, a, b: a - int(a / b) * b if b else 0, "arith.minsi": lambda op, a, b: min(a, b), "arith.maxsi": lambda op, a, b: max(a, b),
-    "arith.andi": lambda op, a, b: a & b, "arith.ori": lambda op, a, b: a | b, "arith.xori": lambda op, a, b: a ^ b,
+    "arith.addi": lambda op, a, b: a + b,
+    "arith.subi": lambda op, a, b: a - b,
+    "arith.muli": lambda op, a, b: a * b,
+    "arith.floordivsi": lambda op, a, b: _div(a, b),
+    "arith.ceildivsi": lambda op, a, b: -_div(-a, b),
+    "arith.divsi": lambda op, a, b: int(a / b) if b else 0,
+    "arith.remsi": lambda op, a, b: a - int(a / b) * b if b else 0,
+    "arith.minsi": lambda op, a, b: min(a, b),
+    "arith.maxsi": lambda op, a, b: max(a, b),
+    "arith.andi": lambda op, a, b: a & b,
+    "arith.ori": lambda op, a, b: a | b,
+    "arith.xori": lambda op, a, b: a ^ b,
     "arith.select": lambda op, c, a, b: a if c else b,
     "arith.cmpi": lambda op, a, b: int(_COMPARE[op.attributes["predicate"].value % 6](a, b)),
 }
@@ -167,7 +178,11 @@ class _Agent:
         self.fence_seen, self.unfenced = False, set()  # fragments accessed since the last wgmma.fence
         self.defined = set()  # fragments with a value
         self.has_turn = False
-        self.open_stores, self.store_groups, self.drained = [], [], set()  # TMA stores; drained: waited for by one thread, not yet known to all
+        self.open_stores, self.store_groups, self.drained = (
+            [],
+            [],
+            set(),
+        )  # TMA stores; drained: waited for by one thread, not yet known to all
         self.blocked_on = None
         self.steps = machine.walk(self, machine.program.bodies[role])
         self.name = role.sym_name.value + (f", warpgroup {group}" if warps == 4 else "")
@@ -210,26 +225,45 @@ class _Machine:
 
     def _deadlock(self, running) -> None:
         waiting = "; ".join(f"role {a.name} at {a.blocked_on.operation.name}" for a in running)
-        raise op_diagnostic(running[0].blocked_on, "waits forever", why=f"no role can go on: {waiting}",
-                            fix="every wait needs an arrival: compare the roles' loops, arrivals and phases")
+        raise op_diagnostic(
+            running[0].blocked_on,
+            "waits forever",
+            why=f"no role can go on: {waiting}",
+            fix="every wait needs an arrival: compare the roles' loops, arrivals and phases",
+        )
 
     def _check_end(self) -> None:
         for agent in self.agents:
             if agent.in_flight or agent.open_group[2] or agent.open_group[0]:
-                raise op_diagnostic(agent.role, "ends with MMAs in flight", why="their results were never waited for", fix="add warp.wgmma_wait {pending = 0}")
+                raise op_diagnostic(
+                    agent.role,
+                    "ends with MMAs in flight",
+                    why="their results were never waited for",
+                    fix="add warp.wgmma_wait {pending = 0}",
+                )
             if agent.open_stores or agent.store_groups:
-                raise op_diagnostic((agent.open_stores or agent.store_groups[0])[0], "may still read shared memory when its role ends",
-                                    why="the CTA's memory is given away while TMA copies from it", fix="put warp.store_commit and warp.store_wait {pending = 0} after it")
+                raise op_diagnostic(
+                    (agent.open_stores or agent.store_groups[0])[0],
+                    "may still read shared memory when its role ends",
+                    why="the CTA's memory is given away while TMA copies from it",
+                    fix="put warp.store_commit and warp.store_wait {pending = 0} after it",
+                )
             for written in agent.unread.values():
                 raise op_diagnostic(written, "writes a buffer that nothing reads", fix="store it with warp.tma_store, or remove it")
             if agent.has_turn:
                 raise op_diagnostic(agent.role, "ends with a turn that it never gave on", fix="put warp.turn_give after the MMAs")
         for (pipe, stage), slot in self.slots.items():
             if slot.armed or slot.bytes_in:
-                raise op_diagnostic(pipe.owner.opview, f"ends with slot {stage} half filled", why="bytes that were announced never came, or came unannounced")
+                raise op_diagnostic(
+                    pipe.owner.opview,
+                    f"ends with slot {stage} half filled",
+                    why="bytes that were announced never came, or came unannounced",
+                )
             waits = sum(1 for a in self.agents for p in a.places.values() if p.pipe == pipe and not p.producer)
             if slot.filled and waits and slot.filled > self._consumed(pipe, stage):
-                raise op_diagnostic(pipe.owner.opview, f"ends with slot {stage} filled but never read", why="one role loads more often than the other reads")
+                raise op_diagnostic(
+                    pipe.owner.opview, f"ends with slot {stage} filled but never read", why="one role loads more often than the other reads"
+                )
 
     def _consumed(self, pipe, stage) -> int:
         return max((self.reads.get((a, pipe, stage), 0) for a in self.agents), default=0)
@@ -256,8 +290,7 @@ class _Machine:
                 if agent.scalars.rng.random() < 0.5:  # what it decides on is data
                     yield from self.walk(agent, body)
             elif kind in _RULES:
-                for blocked in _RULES[kind](self, agent, op) or ():
-                    yield blocked
+                yield from _RULES[kind](self, agent, op) or ()
                 yield None
 
     # -- pipes
@@ -271,7 +304,12 @@ class _Machine:
     def acquire(self, agent, op):
         place = agent.places[op.state]
         if not self._arrivals(place):
-            raise op_diagnostic(op, "acquires a slot that nobody ever empties", why="its pipeline has arrivals = 0", fix="set arrivals to the number of reading warps")
+            raise op_diagnostic(
+                op,
+                "acquires a slot that nobody ever empties",
+                why="its pipeline has arrivals = 0",
+                fix="set arrivals to the number of reading warps",
+            )
         while self.slot(place).emptied % 2 == place.phase:  # a fresh mbarrier answers true for parity 1
             yield op
         place.acquired = True
@@ -284,7 +322,12 @@ class _Machine:
         if slot.armed:
             raise op_diagnostic(op, "arms a slot twice", why="the phase before has not completed")
         if self._arrivals(place) and not place.acquired:
-            raise op_diagnostic(op, "fills a slot that was not acquired", why="readers of its last content may not be done", fix="put warp.acquire before it")
+            raise op_diagnostic(
+                op,
+                "fills a slot that was not acquired",
+                why="readers of its last content may not be done",
+                fix="put warp.acquire before it",
+            )
         slot.armed = True
         self._complete_fill(place)
 
@@ -294,25 +337,41 @@ class _Machine:
         place = agent.places[op.state]
         slot = self.slot(place)
         if slot.readers:
-            raise op_diagnostic(op, "overwrites a slot that is still being read", why=f"role {next(iter(slot.readers)).name} has not released it",
-                                fix="acquire the slot first; release it after the last read")
+            raise op_diagnostic(
+                op,
+                "overwrites a slot that is still being read",
+                why=f"role {next(iter(slot.readers)).name} has not released it",
+                fix="acquire the slot first; release it after the last read",
+            )
         if slot.filled and self._arrivals(place) == 0:
             raise op_diagnostic(op, "fills a slot for the second time that nobody ever empties", why="its pipeline has arrivals = 0")
         self._check_overwrite(agent, op, op.buffer)
         self._check_stage(op, op.buffer, place)
         if slot.filled > slot.emptied and self._arrivals(place):
-            raise op_diagnostic(op, "overwrites a slot before it was read", why=f"it was filled {slot.filled} times and emptied {slot.emptied} times",
-                                fix="acquire the slot first, from phase 1 on")
+            raise op_diagnostic(
+                op,
+                "overwrites a slot before it was read",
+                why=f"it was filled {slot.filled} times and emptied {slot.emptied} times",
+                fix="acquire the slot first, from phase 1 on",
+            )
         slot.buffers = slot.buffers | {op.buffer} if slot.bytes_in else {op.buffer}
         slot.bytes_in += op.buffer.type.shape[1] * op.buffer.type.shape[2] * warp.bits_of(op.buffer.type.element_type) // 8
         self._complete_fill(place)
         if slot.bytes_in > place.pipe.owner.opview.tx_bytes.value:
-            raise op_diagnostic(op, f"brings {slot.bytes_in} bytes into a slot", why=f"its pipeline counts tx_bytes = {place.pipe.owner.opview.tx_bytes.value}")
+            raise op_diagnostic(
+                op,
+                f"brings {slot.bytes_in} bytes into a slot",
+                why=f"its pipeline counts tx_bytes = {place.pipe.owner.opview.tx_bytes.value}",
+            )
 
     def _check_stage(self, op, buffer, place) -> None:
         if place.stage >= buffer.type.shape[0]:
-            raise op_diagnostic(op, f"goes to stage {place.stage} of a buffer that has {buffer.type.shape[0]}",
-                                why=f"its pipeline has {place.pipe.owner.opview.stages.value} stages", fix="give both the same number of stages")
+            raise op_diagnostic(
+                op,
+                f"goes to stage {place.stage} of a buffer that has {buffer.type.shape[0]}",
+                why=f"its pipeline has {place.pipe.owner.opview.stages.value} stages",
+                fix="give both the same number of stages",
+            )
 
     def _complete_fill(self, place) -> None:
         slot = self.slot(place)
@@ -323,7 +382,9 @@ class _Machine:
     def wait(self, agent, op):
         place = agent.places[op.state]
         if place.waited:
-            raise op_diagnostic(op, "waits for a slot twice", why="the role has not advanced", fix="release and advance after the last read")
+            raise op_diagnostic(
+                op, "waits for a slot twice", why="the role has not advanced", fix="release and advance after the last read"
+            )
         while self.slot(place).filled % 2 == place.phase:
             yield op
         place.waited, place.released = True, False
@@ -337,8 +398,12 @@ class _Machine:
             raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
         for _, _, reads in [*agent.in_flight, agent.open_group]:
             if any(p is place for p, _ in reads):
-                raise op_diagnostic(op, "releases a slot that an MMA in flight still reads", why="the producer may overwrite it now",
-                                    fix="put warp.wgmma_wait before it")
+                raise op_diagnostic(
+                    op,
+                    "releases a slot that an MMA in flight still reads",
+                    why="the producer may overwrite it now",
+                    fix="put warp.wgmma_wait before it",
+                )
         slot = self.slot(place)
         place.released = True
         slot.readers.discard(agent)
@@ -346,12 +411,16 @@ class _Machine:
         if slot.arrivals == self._arrivals(place):
             slot.arrivals, slot.emptied = 0, slot.emptied + 1
         elif slot.arrivals > self._arrivals(place):
-            raise op_diagnostic(op, f"brings {slot.arrivals} arrivals to a slot", why=f"its pipeline counts arrivals = {self._arrivals(place)}")
+            raise op_diagnostic(
+                op, f"brings {slot.arrivals} arrivals to a slot", why=f"its pipeline counts arrivals = {self._arrivals(place)}"
+            )
 
     def advance(self, agent, op) -> None:
         place = agent.places[op.state]
         if not place.producer and self._arrivals(place) and not place.released:
-            raise op_diagnostic(op, "leaves a slot that it has not released", why="the producer will wait for it forever", fix="put warp.release before it")
+            raise op_diagnostic(
+                op, "leaves a slot that it has not released", why="the producer will wait for it forever", fix="put warp.release before it"
+            )
         place.stage += 1
         place.acquired = place.waited = place.released = False
         if place.stage == place.pipe.owner.opview.stages.value:
@@ -369,11 +438,20 @@ class _Machine:
                 continue
             place = agent.places[state]
             if not place.waited or place.released:
-                raise op_diagnostic(op, "reads a slot of its buffer that was not waited for", why="TMA may still be writing it", fix="put warp.wait before it, and warp.release after")
+                raise op_diagnostic(
+                    op,
+                    "reads a slot of its buffer that was not waited for",
+                    why="TMA may still be writing it",
+                    fix="put warp.wait before it, and warp.release after",
+                )
             self._check_stage(op, buffer, place)
             if buffer not in self.slot(place).buffers:
-                raise op_diagnostic(op, "reads a buffer by the state of another one", why="what its pipeline has filled is a different buffer",
-                                    fix="name the state of the pipeline into which the buffer was loaded")
+                raise op_diagnostic(
+                    op,
+                    "reads a buffer by the state of another one",
+                    why="what its pipeline has filled is a different buffer",
+                    fix="name the state of the pipeline into which the buffer was loaded",
+                )
             if buffer in self.overwritten:
                 raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
             reads.append((place, buffer))
@@ -381,10 +459,20 @@ class _Machine:
         a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
         for written, read, _ in [*agent.in_flight, agent.open_group]:
             if written & a_fragment or op.acc in read:
-                raise op_diagnostic(op, "uses registers of an MMA in flight", why="it reads an accumulator, or overwrites an operand, that is not complete", fix="put warp.wgmma_wait before it")
+                raise op_diagnostic(
+                    op,
+                    "uses registers of an MMA in flight",
+                    why="it reads an accumulator, or overwrites an operand, that is not complete",
+                    fix="put warp.wgmma_wait before it",
+                )
         self._check_defined(agent, op, a_fragment | ({op.acc} if op.accumulate.value else set()))
         if not agent.fence_seen or agent.unfenced & (a_fragment | {op.acc}):
-            raise op_diagnostic(op, "may run before earlier accesses to its registers", why="nothing orders it behind them", fix="put warp.wgmma_fence before it")
+            raise op_diagnostic(
+                op,
+                "may run before earlier accesses to its registers",
+                why="nothing orders it behind them",
+                fix="put warp.wgmma_fence before it",
+            )
         agent.defined.add(op.acc)
         agent.open_group[0].add(op.acc)
         agent.open_group[1] |= a_fragment
@@ -393,15 +481,21 @@ class _Machine:
     def _check_ready(self, agent, op, buffer) -> None:
         agent.unread.pop(buffer, None)
         if buffer not in agent.synced:
-            raise op_diagnostic(op, "reads a buffer that its warpgroup's writes have not reached", why="writes of threads reach wgmma by a fence and a barrier",
-                                fix="put warp.fence_async and warp.barrier after the write")
+            raise op_diagnostic(
+                op,
+                "reads a buffer that its warpgroup's writes have not reached",
+                why="writes of threads reach wgmma by a fence and a barrier",
+                fix="put warp.fence_async and warp.barrier after the write",
+            )
 
     def fence(self, agent, op) -> None:
         agent.fence_seen, agent.unfenced = True, set()
 
     def _check_defined(self, agent, op, fragments) -> None:
         if not fragments <= agent.defined:
-            raise op_diagnostic(op, "reads a fragment into which nothing was written", why="registers hold garbage at first", fix="put warp.fill before it")
+            raise op_diagnostic(
+                op, "reads a fragment into which nothing was written", why="registers hold garbage at first", fix="put warp.fill before it"
+            )
 
     def commit(self, agent, op) -> None:
         if not agent.open_group[0]:
@@ -418,7 +512,9 @@ class _Machine:
         for acc, operand, _ in [*agent.in_flight, agent.open_group]:
             if acc & (read | written) or operand & written:
                 what = "reads or writes an accumulator of" if acc & (read | written) else "overwrites an operand of"
-                raise op_diagnostic(op, f"{what} an MMA in flight", why="its registers are not usable until a wait", fix="put warp.wgmma_wait before it")
+                raise op_diagnostic(
+                    op, f"{what} an MMA in flight", why="its registers are not usable until a wait", fix="put warp.wgmma_wait before it"
+                )
         starts_from = written if isinstance(op, warp.ReduceOp) and op.accumulate.value else set()
         self._check_defined(agent, op, read | starts_from)
         agent.defined |= written
@@ -429,9 +525,15 @@ class _Machine:
     def store_shared(self, agent, op) -> None:
         self.touch(agent, op)
         self._check_overwrite(agent, op, op.buffer)
-        if op.buffer in agent.drained or any(store.buffer == op.buffer for group in [agent.open_stores, *agent.store_groups] for store in group):
-            raise op_diagnostic(op, "overwrites a buffer that a TMA store may still read", why="the store was not waited for, or only one thread knows",
-                                fix="put warp.store_wait and then warp.barrier before it")
+        if op.buffer in agent.drained or any(
+            store.buffer == op.buffer for group in [agent.open_stores, *agent.store_groups] for store in group
+        ):
+            raise op_diagnostic(
+                op,
+                "overwrites a buffer that a TMA store may still read",
+                why="the store was not waited for, or only one thread knows",
+                fix="put warp.store_wait and then warp.barrier before it",
+            )
         agent.wrote.add(op.buffer)
         agent.unread[op.buffer] = op
         agent.fenced.discard(op.buffer)
@@ -442,8 +544,12 @@ class _Machine:
             for reader in self.agents:
                 read_at = self.last_read.get((reader, other))
                 if read_at is not None and read_at >= self.epoch.get(reader, 0):
-                    raise op_diagnostic(op, "overwrites bytes of another buffer that may still be read", why=f"role {reader.name} read it, and no barrier of the role came after",
-                                        fix='put warp.barrier {scope = "role"} before it')
+                    raise op_diagnostic(
+                        op,
+                        "overwrites bytes of another buffer that may still be read",
+                        why=f"role {reader.name} read it, and no barrier of the role came after",
+                        fix='put warp.barrier {scope = "role"} before it',
+                    )
             for _, _, reads in [g for a in self.agents for g in [*a.in_flight, a.open_group]]:
                 if any(b == other for _, b in reads):
                     raise op_diagnostic(op, "overwrites bytes of another buffer that an MMA in flight reads")
@@ -454,8 +560,12 @@ class _Machine:
 
     def tma_store(self, agent, op) -> None:
         if op.buffer not in agent.synced:
-            raise op_diagnostic(op, "stores a buffer that its warpgroup's writes have not reached", why="writes of threads reach TMA by a fence and a barrier",
-                                fix="put warp.fence_async and warp.barrier before it")
+            raise op_diagnostic(
+                op,
+                "stores a buffer that its warpgroup's writes have not reached",
+                why="writes of threads reach TMA by a fence and a barrier",
+                fix="put warp.fence_async and warp.barrier before it",
+            )
         agent.open_stores.append(op)
         agent.unread.pop(op.buffer, None)
 
@@ -476,8 +586,7 @@ class _Machine:
         per_group = op.scope.value == "warpgroup"
         key = (op.id.value + agent.group, "group") if per_group else (op.id.value, "role")
         need = 1 if per_group else sum(1 for a in self.agents if a.role == agent.role)
-        for blocked in self._meet(agent, op, key, need):
-            yield blocked
+        yield from self._meet(agent, op, key, need)
         agent.synced |= agent.fenced
         agent.drained = set()
 
@@ -509,7 +618,9 @@ class _Machine:
 
     def turn_give(self, agent, op) -> None:
         if not agent.has_turn:
-            raise op_diagnostic(op, "gives a turn that its warpgroup does not have", why="it did not take it", fix="put warp.turn_take before it")
+            raise op_diagnostic(
+                op, "gives a turn that its warpgroup does not have", why="it did not take it", fix="put warp.turn_take before it"
+            )
         agent.has_turn = False
         groups = sum(1 for a in self.agents if a.role == agent.role)
         self._arrive(self.barriers.setdefault((op.id.value + (agent.group + 1) % groups, "turn"), [0, 0]), 2)
@@ -529,11 +640,30 @@ def fragments_touched(op) -> tuple[set, set]:
 
 
 _RULES = {
-    warp.StateOp: _Machine.state, warp.AcquireOp: _Machine.acquire, warp.ArmOp: _Machine.arm, warp.TmaLoadOp: _Machine.tma_load, warp.WaitOp: _Machine.wait,
-    warp.ReleaseOp: _Machine.release, warp.AdvanceOp: _Machine.advance, warp.WgmmaOp: _Machine.wgmma, warp.WgmmaCommitOp: _Machine.commit,
-    warp.WgmmaWaitOp: _Machine.wgmma_wait, warp.MapOp: _Machine.touch, warp.ReduceOp: _Machine.touch, warp.VoteAnyOp: _Machine.touch, warp.CopyOp: _Machine.touch,
-    warp.FillOp: _Machine.touch, warp.StoreRowsOp: _Machine.touch, warp.StoreSharedOp: _Machine.store_shared, warp.FenceAsyncOp: _Machine.fence_async,
-    warp.TmaStoreOp: _Machine.tma_store, warp.StoreCommitOp: _Machine.store_commit, warp.StoreWaitOp: _Machine.store_wait, warp.WgmmaFenceOp: _Machine.fence,
-    warp.BarrierOp: _Machine.barrier, warp.TurnInitOp: _Machine.turn_init, warp.TurnTakeOp: _Machine.turn_take,
+    warp.StateOp: _Machine.state,
+    warp.AcquireOp: _Machine.acquire,
+    warp.ArmOp: _Machine.arm,
+    warp.TmaLoadOp: _Machine.tma_load,
+    warp.WaitOp: _Machine.wait,
+    warp.ReleaseOp: _Machine.release,
+    warp.AdvanceOp: _Machine.advance,
+    warp.WgmmaOp: _Machine.wgmma,
+    warp.WgmmaCommitOp: _Machine.commit,
+    warp.WgmmaWaitOp: _Machine.wgmma_wait,
+    warp.MapOp: _Machine.touch,
+    warp.ReduceOp: _Machine.touch,
+    warp.VoteAnyOp: _Machine.touch,
+    warp.CopyOp: _Machine.touch,
+    warp.FillOp: _Machine.touch,
+    warp.StoreRowsOp: _Machine.touch,
+    warp.StoreSharedOp: _Machine.store_shared,
+    warp.FenceAsyncOp: _Machine.fence_async,
+    warp.TmaStoreOp: _Machine.tma_store,
+    warp.StoreCommitOp: _Machine.store_commit,
+    warp.StoreWaitOp: _Machine.store_wait,
+    warp.WgmmaFenceOp: _Machine.fence,
+    warp.BarrierOp: _Machine.barrier,
+    warp.TurnInitOp: _Machine.turn_init,
+    warp.TurnTakeOp: _Machine.turn_take,
     warp.TurnGiveOp: _Machine.turn_give,
 }

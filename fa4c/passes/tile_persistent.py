@@ -1,12 +1,17 @@
 """One CTA works on several tiles: the next tile's first copies run under the end of the last tile.
 
-A CTA that does one tile starts with nothing to compute while its first copies are under way, and ends with nothing to copy. At short sequences
-these 3 to 4 us are a third of the time. A persistent kernel launches as many CTAs as fit and lets each walk through the tiles, `grid` apart; the load role runs
+A CTA that does one tile starts with nothing to compute while its first copies are under way, and ends with nothing to copy. At short
+sequences
+these 3 to 4 us are a third of the time. A persistent kernel launches as many CTAs as fit and lets each walk through the tiles, `grid`
+apart; the load role runs
 ahead into the next tile as far as its buffers allow, the output is stored while the next tile computes.
 
-Whether that pays depends on the sizes, so the launcher decides: if the loop makes more than `blocks` trips, every tile gets its own CTA and the walk ends after
-one. Tiles must be alike: where the trip count differs from tile to tile (a causal mask), a fixed distribution leaves some CTAs with more work than others (H200, head dim
-128, causal: 12 % slower at 4k), and the hardware's own scheduler, which hands out a tile when a CTA ends, is better. Such kernels, and those whose
+Whether that pays depends on the sizes, so the launcher decides: if the loop makes more than `blocks` trips, every tile gets its own CTA
+and the walk ends after
+one. Tiles must be alike: where the trip count differs from tile to tile (a causal mask), a fixed distribution leaves some CTAs with more
+work than others (H200, head dim
+128, causal: 12 % slower at 4k), and the hardware's own scheduler, which hands out a tile when a CTA ends, is better. Such kernels, and
+those whose
 tiles do not fit shared memory with an output buffer of their own, stay as they are.
 
 Before:  "tile.launch"(%x, %y, %z, ...)      kernel: %i, %j, %k = "tile.program_id"() ; body
@@ -93,8 +98,12 @@ def _launch_few(launch, kernel, loop, blocks: int) -> None:
         short = arith.cmpi(arith.CmpIPredicate.sle, length, arith.constant(index, blocks))
         ctas = arith.select(short, few, tiles)
         one = arith.constant(index, 1)
-        tile.LaunchOp(kernel=launch.kernel, grid=[ctas, one, one], tensors=list(launch.tensors),
-                      scalars=[*launch.scalars, tiles, ctas, size_x, size_y])
+        tile.LaunchOp(
+            kernel=launch.kernel,
+            grid=[ctas, one, one],
+            tensors=list(launch.tensors),
+            scalars=[*launch.scalars, tiles, ctas, size_x, size_y],
+        )
     launch.operation.erase()
 
 

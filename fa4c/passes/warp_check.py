@@ -1,7 +1,10 @@
-"""Check a kernel's roles against each other: nothing is used before it is ready or overwritten before it was read, and nobody waits forever.
+"""Check a kernel's roles against each other: nothing is used before it is ready or overwritten before it was read, and nobody waits
+forever.
 
-First the static facts: byte ranges, register budgets, warps, byte counts, barrier ids. Then the control flow of all roles is run side by side, without
-data, for sizes that give loops of 0 to several iterations, on an abstract machine (`protocol.py`) that knows pipes, MMAs in flight, named barriers
+First the static facts: byte ranges, register budgets, warps, byte counts, barrier ids. Then the control flow of all roles is run side by
+side, without
+data, for sizes that give loops of 0 to several iterations, on an abstract machine (`protocol.py`) that knows pipes, MMAs in flight, named
+barriers
 and the async proxy. A finding is a located error that names the operation and the reason.
 
 Without a wait:  'warp.wgmma' reads a slot of its buffer that was not waited for
@@ -30,8 +33,24 @@ def warp_check(module: ir.Module) -> None:
 _ONE_OF_A_WARPGROUP = (warp.TmaStoreOp, warp.StoreCommitOp, warp.StoreWaitOp)
 _ONE_THREAD = (warp.ArmOp, warp.TmaLoadOp, *_ONE_OF_A_WARPGROUP)
 _ANY_THREADS = (warp.AcquireOp, warp.WaitOp, warp.FenceAsyncOp)
-_WARPGROUP = (warp.FragmentOp, warp.FillOp, warp.CopyOp, warp.MapOp, warp.ReduceOp, warp.VoteAnyOp, warp.WgmmaOp, warp.WgmmaFenceOp, warp.WgmmaCommitOp,
-              warp.WgmmaWaitOp, warp.StoreSharedOp, warp.StoreRowsOp, warp.TmaStoreOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
+_WARPGROUP = (
+    warp.FragmentOp,
+    warp.FillOp,
+    warp.CopyOp,
+    warp.MapOp,
+    warp.ReduceOp,
+    warp.VoteAnyOp,
+    warp.WgmmaOp,
+    warp.WgmmaFenceOp,
+    warp.WgmmaCommitOp,
+    warp.WgmmaWaitOp,
+    warp.StoreSharedOp,
+    warp.StoreRowsOp,
+    warp.TmaStoreOp,
+    warp.TurnInitOp,
+    warp.TurnTakeOp,
+    warp.TurnGiveOp,
+)
 _NAMED = (warp.BarrierOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
 
 
@@ -77,10 +96,19 @@ class _Static:
             registers += 32 * len(list(role.warps)) * role.registers.value
         count = self.kernel.threads.value // 32
         if sorted(owner) != list(range(count)):
-            raise op_diagnostic(self.kernel, f"has {count} warps, but its roles name {sorted(owner)}", why="every warp needs a role", fix="change threads or a role's warps")
+            raise op_diagnostic(
+                self.kernel,
+                f"has {count} warps, but its roles name {sorted(owner)}",
+                why="every warp needs a role",
+                fix="change threads or a role's warps",
+            )
         if registers > self.target.registers:
-            raise op_diagnostic(self.kernel, f"gives its roles {registers} registers, but an SM has {self.target.registers}",
-                                why="setmaxnreg waits for registers that never come free", fix="lower a role's registers")
+            raise op_diagnostic(
+                self.kernel,
+                f"gives its roles {registers} registers, but an SM has {self.target.registers}",
+                why="setmaxnreg waits for registers that never come free",
+                fix="lower a role's registers",
+            )
 
     def _role_body(self, role, block, elect) -> None:
         """What only one thread may do is in an elect, what takes a whole warp or warpgroup is not, and register tiles fit the role."""
@@ -102,20 +130,36 @@ class _Static:
         threads = warps if elect.scope.value == "warp" else max(1, warps // 4)
         wanted = max(1, warps // 4) if isinstance(op, _ONE_OF_A_WARPGROUP) else 1
         if threads != wanted:
-            raise op_diagnostic(op, f"is done by {threads} threads", why=f"{wanted} must do it, and its warp.elect names one of each {elect.scope.value}",
-                                fix="change the scope of the elect, or the active warps of the role")
+            raise op_diagnostic(
+                op,
+                f"is done by {threads} threads",
+                why=f"{wanted} must do it, and its warp.elect names one of each {elect.scope.value}",
+                fix="change the scope of the elect, or the active warps of the role",
+            )
 
     def _warpgroup(self, role, op) -> None:
         if role.active.value != len(list(role.warps)):
-            raise op_diagnostic(op, f"works on whole warpgroups, but {role.active.value} warps of its role are active", fix="make all warps of the role active")
+            raise op_diagnostic(
+                op,
+                f"works on whole warpgroups, but {role.active.value} warps of its role are active",
+                fix="make all warps of the role active",
+            )
         tiles = [v.type for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) == "reg"]
         for kind in tiles:
             if kind.shape[0] != 16 * role.active.value:
-                raise op_diagnostic(op, f"holds {kind.shape[0]} rows in {role.active.value} warps", why="a warpgroup of 4 warps holds 64 rows",
-                                    fix=f"use tiles of {16 * role.active.value} rows, or another number of warps")
+                raise op_diagnostic(
+                    op,
+                    f"holds {kind.shape[0]} rows in {role.active.value} warps",
+                    why="a warpgroup of 4 warps holds 64 rows",
+                    fix=f"use tiles of {16 * role.active.value} rows, or another number of warps",
+                )
         registers = sum(_registers(kind) for kind in dict((v, v.type) for v in op.operation.operands if space_of(v.type) == "reg").values())
         if registers > role.registers.value:
-            raise op_diagnostic(op, f"works on {registers} registers a thread, but its role has {role.registers.value}", fix="raise the role's registers, or use smaller tiles")
+            raise op_diagnostic(
+                op,
+                f"works on {registers} registers a thread, but its role has {role.registers.value}",
+                fix="raise the role's registers, or use smaller tiles",
+            )
 
     def _named_barriers(self) -> None:
         """No barrier serves two purposes, and none is numbered past 15."""
@@ -130,16 +174,24 @@ class _Static:
                 purpose = (role.sym_name.value, "turns" if turn else op.scope.value, op.id.value)
                 for number in range(op.id.value, op.id.value + count):
                     if number > 15:
-                        raise op_diagnostic(op, f"takes named barriers {op.id.value} to {op.id.value + count - 1}", why="there are 15", fix="use a lower id")
+                        raise op_diagnostic(
+                            op, f"takes named barriers {op.id.value} to {op.id.value + count - 1}", why="there are 15", fix="use a lower id"
+                        )
                     other = uses.setdefault(number, purpose)
                     if other != purpose:
-                        raise op_diagnostic(op, f"uses named barrier {number}, which serves role @{other[0]} from id {other[2]} on ({other[1]})",
-                                            why="arrivals of the two would be counted together", fix="use an id that is free")
+                        raise op_diagnostic(
+                            op,
+                            f"uses named barrier {number}, which serves role @{other[0]} from id {other[2]} on ({other[1]})",
+                            why="arrivals of the two would be counted together",
+                            fix="use an id that is free",
+                        )
 
     def _shared_memory(self) -> None:
         size = self.kernel.smem_bytes.value
         if size > self.target.smem_bytes:
-            raise op_diagnostic(self.kernel, f"has smem_bytes = {size}, but a CTA has {self.target.smem_bytes}", fix="use smaller blocks or fewer stages")
+            raise op_diagnostic(
+                self.kernel, f"has smem_bytes = {size}, but a CTA has {self.target.smem_bytes}", fix="use smaller blocks or fewer stages"
+            )
         spans = []
         for op in self._of(warp.PipelineOp):
             spans.append((op.offset.value, op.offset.value + 8 * op.stages.value * (2 if op.arrivals.value else 1), op))
@@ -147,14 +199,22 @@ class _Static:
             spans.append((*protocol.byte_range(op.out), op))
         for start, end, op in spans:
             if start < 0 or end > size:
-                raise op_diagnostic(op, f"takes bytes {start} to {end}, but the kernel has {size}", why="it lies outside of shared memory",
-                                    fix=f"raise smem_bytes to {end} or lower the offset")
+                raise op_diagnostic(
+                    op,
+                    f"takes bytes {start} to {end}, but the kernel has {size}",
+                    why="it lies outside of shared memory",
+                    fix=f"raise smem_bytes to {end} or lower the offset",
+                )
         for i, (start, end, op) in enumerate(spans):
             for other_start, other_end, other in spans[:i]:
                 both_buffers = isinstance(op, warp.BufferOp) and isinstance(other, warp.BufferOp)
                 if start < other_end and other_start < end and not both_buffers:
-                    raise op_diagnostic(op, f"takes bytes {start} to {end}, which overlap {other_start} to {other_end} of another {other.operation.name}",
-                                        why="mbarriers share no bytes with anything", fix=f"move it to byte {max(other_end, end)}")
+                    raise op_diagnostic(
+                        op,
+                        f"takes bytes {start} to {end}, which overlap {other_start} to {other_end} of another {other.operation.name}",
+                        why="mbarriers share no bytes with anything",
+                        fix=f"move it to byte {max(other_end, end)}",
+                    )
 
     def _pipeline(self, pipe) -> None:
         initialised = {value for op in self._of(warp.InitBarriersOp) for value in op.pipes}

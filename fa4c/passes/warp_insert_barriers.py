@@ -1,9 +1,12 @@
 """Pipelines, barriers, fences and waits, from what the roles read and write.
 
-- A buffer that one role fills by TMA and another reads gets a pipeline: full mbarriers that count bytes and, if slots are reused, empty ones that
-  count reading warps. Loads acquire, arm and advance; readers wait before the first read of a slot and release it once the last MMA that reads
+- A buffer that one role fills by TMA and another reads gets a pipeline: full mbarriers that count bytes and, if slots are reused, empty
+  ones that
+  count reading warps. Loads acquire, arm and advance; readers wait before the first read of a slot and release it once the last MMA that
+  reads
   it has completed.
-- An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or leaves the
+- An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or
+  leaves the
   loop waits for it, and for no more than that (`pending`).
 - Shared memory written by threads and read by a TMA store gets the proxy fence and a barrier of the warpgroup; a buffer that lies over
   another one gets a barrier of all readers first.
@@ -84,7 +87,11 @@ class _Kernel:
                 if isinstance(op, warp.TmaLoadOp):
                     level = _level(op)
                     if op.buffer in rings and (rings[op.buffer].level != level or level == 0):
-                        raise op_diagnostic(op, "fills a buffer that another load fills in another loop", why="the slots of a buffer are filled one by one, in one loop")
+                        raise op_diagnostic(
+                            op,
+                            "fills a buffer that another load fills in another loop",
+                            why="the slots of a buffer are filled one by one, in one loop",
+                        )
                     rings[op.buffer] = _Ring(op.buffer, level)
         return rings
 
@@ -97,8 +104,14 @@ class _Kernel:
                 if not warps:
                     raise op_diagnostic(ring.buffer.owner.opview, "is loaded but never read", fix="remove the load")
                 stages, rows, columns = ring.buffer.type.shape
-                ring.pipe = warp.PipelineOp(stages=_i64(stages), offset=_i64(at), tx_bytes=_i64(rows * columns * warp.bits_of(ring.buffer.type.element_type) // 8),
-                                            arrivals=_i64(warps if ring.reused else 0), out=ir.Type.parse("!warp.pipe"), loc=ring.buffer.owner.location).out
+                ring.pipe = warp.PipelineOp(
+                    stages=_i64(stages),
+                    offset=_i64(at),
+                    tx_bytes=_i64(rows * columns * warp.bits_of(ring.buffer.type.element_type) // 8),
+                    arrivals=_i64(warps if ring.reused else 0),
+                    out=ir.Type.parse("!warp.pipe"),
+                    loc=ring.buffer.owner.location,
+                ).out
                 at += 8 * stages * (2 if ring.reused else 1)
             if at > room:
                 raise op_diagnostic(self.kernel, f"needs {at} bytes of mbarriers, but buffers start at byte {room}")
@@ -172,7 +185,7 @@ class _Consumer:
                 with ir.InsertionPoint(op):
                     self._retire(len(self.in_flight), op.location)
                 return
-            last = [b for b in reads[number] if not any(b in later for later in reads[number + 1:])]
+            last = [b for b in reads[number] if not any(b in later for later in reads[number + 1 :])]
             before = operations[number - 1] if number and isinstance(operations[number - 1], warp.TurnTakeOp) else op
             with ir.InsertionPoint(before):
                 for buffer in reads[number]:
@@ -211,8 +224,10 @@ class _Consumer:
     def _when(self, op) -> None:
         """A body that may not run: what it waited for may still be in flight after it.
 
-        ptxas moves a wait up to the start of its basic block (seen in SASS). Where elementwise work is meant to run under the MMA, the wait stands inside of the
-        branch, after that work's block; before the branch it would rise above the work. Elsewhere it stands before the branch: a wait in a branch for an
+        ptxas moves a wait up to the start of its basic block (seen in SASS). Where elementwise work is meant to run under the MMA, the
+        wait stands inside of the
+        branch, after that work's block; before the branch it would rise above the work. Elsewhere it stands before the branch: a wait in
+        a branch for an
         MMA that was just issued makes ptxas serialise all MMAs (C7514).
         """
         if space_of(op.cond.type) == "reg":
@@ -227,7 +242,7 @@ class _Consumer:
             if last >= 0:
                 with ir.InsertionPoint(inner):
                     warp.WgmmaWaitOp(pending=_i64(len(self.in_flight) - last - 1), loc=inner.location)
-                self.in_flight = self.in_flight[last + 1:]
+                self.in_flight = self.in_flight[last + 1 :]
         self.in_flight = before
         self._cover()
 
@@ -240,8 +255,15 @@ class _Consumer:
         self._conflict(op, lambda g: bool(g.writes & a_fragment or op.acc in g.reads))
         with ir.InsertionPoint(op), op.location:
             warp.WgmmaFenceOp()
-            warp.WgmmaOp(acc=op.acc, a=op.a, b=op.b, a_state=self.states.get(op.a), b_state=self.states.get(op.b),
-                         transpose_b=op.transpose_b, accumulate=op.accumulate)
+            warp.WgmmaOp(
+                acc=op.acc,
+                a=op.a,
+                b=op.b,
+                a_state=self.states.get(op.a),
+                b_state=self.states.get(op.b),
+                transpose_b=op.transpose_b,
+                accumulate=op.accumulate,
+            )
             warp.WgmmaCommitOp()
         self.in_flight.append(_Group({op.acc}, a_fragment, last))
         op.operation.erase()
@@ -294,8 +316,12 @@ class _Consumer:
 
     def _tma_store(self, op) -> None:
         if op.buffer not in self.written:
-            raise op_diagnostic(op, "stores a buffer that its role did not write", why="the order of two asynchronous copies is not known here",
-                                fix="read the tile into registers and write it back")
+            raise op_diagnostic(
+                op,
+                "stores a buffer that its role did not write",
+                why="the order of two asynchronous copies is not known here",
+                fix="read the tile into registers and write it back",
+            )
         self.stored = True
         with ir.InsertionPoint(op), op.location:
             warp.FenceAsyncOp()

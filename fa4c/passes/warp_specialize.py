@@ -1,7 +1,8 @@
 """Assign the operations of a CTA's program to roles: a TMA producer warp and compute warpgroups of 64 rows each.
 
 Loads go to the role `load`, all else to `compute`; each role gets its own copy of the loops, software-pipelined as `stage` and `order` say
-(prologue, steady state, epilogue), and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets, fragments in
+(prologue, steady state, epilogue), and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets, fragments
+in
 registers. The roles run at their own pace: one warp that only issues copies hides their latency behind all compute, and can give
 its registers away. What they wait for is left to `warp-insert-barriers`.
 
@@ -54,14 +55,22 @@ class _Kernel:
         if not rows:
             raise op_diagnostic(self.kernel, "computes nothing in registers", why="the compute role would be empty")
         if len(rows) > 1 or next(iter(rows)) % 64:
-            raise op_diagnostic(self.kernel, f"has register tiles of {', '.join(map(str, sorted(rows)))} rows",
-                                why="each compute warpgroup holds 64 rows of every register tile", fix="give all of them one multiple of 64 rows")
+            raise op_diagnostic(
+                self.kernel,
+                f"has register tiles of {', '.join(map(str, sorted(rows)))} rows",
+                why="each compute warpgroup holds 64 rows of every register tile",
+                fix="give all of them one multiple of 64 rows",
+            )
         return next(iter(rows)) // 64
 
     def build(self) -> None:
         threads = 128 * (1 + self.warpgroups)
         if threads > self.target.max_threads_per_cta:
-            raise op_diagnostic(self.kernel, f"needs {threads} threads", why=f"{self.warpgroups} compute warpgroups and one for loads; a CTA has {self.target.max_threads_per_cta}")
+            raise op_diagnostic(
+                self.kernel,
+                f"needs {threads} threads",
+                why=f"{self.warpgroups} compute warpgroups and one for loads; a CTA has {self.target.max_threads_per_cta}",
+            )
         smem_bytes = self._place_buffers()
         new = warp.KernelOp(sym_name=self.kernel.sym_name, threads=_i64(threads), smem_bytes=_i64(smem_bytes))
         arguments = list(self.body.arguments)
@@ -97,8 +106,12 @@ class _Kernel:
             if isinstance(op, tile.LoadOp) and op.operation.parent.name == "tile.kernel":
                 loaded_once.append(value)
         if at > self.target.smem_bytes:
-            raise op_diagnostic(self.kernel, f"needs {at} bytes of shared memory, but a CTA has {self.target.smem_bytes}",
-                                why="; ".join(f"{v.type} x {s}" for v, (_, s, _) in self.placed.items()), fix="use smaller blocks or fewer buffers")
+            raise op_diagnostic(
+                self.kernel,
+                f"needs {at} bytes of shared memory, but a CTA has {self.target.smem_bytes}",
+                why="; ".join(f"{v.type} x {s}" for v, (_, s, _) in self.placed.items()),
+                fix="use smaller blocks or fewer buffers",
+            )
         return at
 
     def _make_tensor_maps(self) -> None:
@@ -117,13 +130,22 @@ class _Kernel:
         if key not in self.maps:
             if rows > 256:
                 raise op_diagnostic(op, f"moves {rows} rows", why="a TMA box has at most 256 rows (PTX ISA, tensor copies)")
-            self.maps[key] = warp.TensorMapOp(tensor=self.scalars[tensor], box=ir.DenseI64ArrayAttr.get(box), swizzle=_i64(swizzle),
-                                              out=ir.Type.parse("!warp.descriptor"), loc=op.location).out
+            self.maps[key] = warp.TensorMapOp(
+                tensor=self.scalars[tensor],
+                box=ir.DenseI64ArrayAttr.get(box),
+                swizzle=_i64(swizzle),
+                out=ir.Type.parse("!warp.descriptor"),
+                loc=op.location,
+            ).out
         self.maps[op] = self.maps[key]
 
     def _role(self, name, first, count, active, registers, keep) -> None:
-        role = warp.RoleOp(sym_name=ir.StringAttr.get(name), warps=ir.DenseI64ArrayAttr.get(list(range(first, first + count))),
-                           active=_i64(active), registers=_i64(registers))
+        role = warp.RoleOp(
+            sym_name=ir.StringAttr.get(name),
+            warps=ir.DenseI64ArrayAttr.get(list(range(first, first + count))),
+            active=_i64(active),
+            registers=_i64(registers),
+        )
         block = role.body.blocks.append()
         with ir.InsertionPoint(block):
             _Role(self, keep).emit_block(self.body, self.scalars)
@@ -157,8 +179,12 @@ class _Role:
         lower, upper, step = (self.scalar(v, env) for v in list(op.operation.operands)[:3])
         for argument in list(body.arguments)[1:]:
             if not fragments.is_register(argument):
-                raise op_diagnostic(op, f"carries a {argument.type} from one iteration to the next", why="only register tiles can be carried so far",
-                                    fix="compute it from the loop's index")
+                raise op_diagnostic(
+                    op,
+                    f"carries a {argument.type} from one iteration to the next",
+                    why="only register tiles can be carried so far",
+                    fix="compute it from the loop's index",
+                )
         if self.keep is is_compute:
             for argument, init in zip(list(body.arguments)[1:], list(op.operation.operands)[3:], strict=True):
                 self.copy(argument, init, op.location)
@@ -176,7 +202,9 @@ class _Role:
 
     def _nested_loop(self, op, count, lower, step, env) -> None:
         if any(slot.stage for slot in body_slots(op)):
-            raise op_diagnostic(op, "pipelines a loop that holds another loop", why="only innermost loops can be pipelined", fix="leave out its stages")
+            raise op_diagnostic(
+                op, "pipelines a loop that holds another loop", why="only innermost loops can be pipelined", fix="leave out its stages"
+            )
         loop = scf.ForOp(_index(0), count, _index(1), loc=op.location)
         with ir.InsertionPoint(loop.body):
             inner = self._iteration_env(op, loop.induction_variable, lower, step, env)
@@ -268,14 +296,24 @@ class _Role:
         _RULES[type(op)](self, op, env)
 
     def load(self, op, env) -> None:
-        warp.TmaLoadOp(map=self.kernel.maps[op], buffer=self.kernel.buffers[op.out], state=None, coords=self.scalars(op.coords, env), loc=op.location)
+        warp.TmaLoadOp(
+            map=self.kernel.maps[op], buffer=self.kernel.buffers[op.out], state=None, coords=self.scalars(op.coords, env), loc=op.location
+        )
 
     def mma(self, op, env) -> None:
         if op.acc is not None:
             self.copy(op.out, op.acc, op.location)
         a = self.kernel.buffers[op.a] if space_of(op.a.type) == "smem" else self.fragment(op.a)
-        warp.WgmmaOp(acc=self.fragment(op.out), a=a, b=self.kernel.buffers[op.b], a_state=None, b_state=None, transpose_b=op.transpose_b,
-                     accumulate=ir.BoolAttr.get(op.acc is not None), loc=op.location)
+        warp.WgmmaOp(
+            acc=self.fragment(op.out),
+            a=a,
+            b=self.kernel.buffers[op.b],
+            a_state=None,
+            b_state=None,
+            transpose_b=op.transpose_b,
+            accumulate=ir.BoolAttr.get(op.acc is not None),
+            loc=op.location,
+        )
 
     def map(self, op, env) -> None:
         for value in op.inputs:
@@ -306,7 +344,13 @@ class _Role:
     def reduce(self, op, env) -> None:
         if op.init is not None:
             self.copy(op.out, op.init, op.location)
-        warp.ReduceOp(target=self.fragment(op.out), source=self.fragment(op.x), kind=op.kind, accumulate=ir.BoolAttr.get(op.init is not None), loc=op.location)
+        warp.ReduceOp(
+            target=self.fragment(op.out),
+            source=self.fragment(op.x),
+            kind=op.kind,
+            accumulate=ir.BoolAttr.get(op.init is not None),
+            loc=op.location,
+        )
 
     def splat(self, op, env) -> None:
         warp.FillOp(target=self.fragment(op.out), value=op.value, loc=op.location)
@@ -331,14 +375,23 @@ class _Role:
     def store(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
         if space_of(op.tile.type) == "smem":
-            warp.TmaStoreOp(map=self.kernel.maps[op], buffer=self.kernel.buffers[op.tile], coords=coords, row=_i64(list(op.dims)[0]), loc=op.location)
+            warp.TmaStoreOp(
+                map=self.kernel.maps[op], buffer=self.kernel.buffers[op.tile], coords=coords, row=_i64(list(op.dims)[0]), loc=op.location
+            )
         else:
             warp.StoreRowsOp(source=self.fragment(op.tile), target=self.kernel.scalars[op.target], coords=coords, loc=op.location)
 
 
 _RULES = {
-    tile.LoadOp: _Role.load, tile.MmaOp: _Role.mma, tile.MapOp: _Role.map, tile.ReduceOp: _Role.reduce, tile.SplatOp: _Role.splat,
-    tile.RescaleFactorOp: _Role.rescale_factor, tile.VoteAnyOp: _Role.vote_any, tile.ToSharedOp: _Role.to_shared, tile.StoreOp: _Role.store,
+    tile.LoadOp: _Role.load,
+    tile.MmaOp: _Role.mma,
+    tile.MapOp: _Role.map,
+    tile.ReduceOp: _Role.reduce,
+    tile.SplatOp: _Role.splat,
+    tile.RescaleFactorOp: _Role.rescale_factor,
+    tile.VoteAnyOp: _Role.vote_any,
+    tile.ToSharedOp: _Role.to_shared,
+    tile.StoreOp: _Role.store,
 }
 
 
@@ -363,8 +416,12 @@ def _swizzle(op, kind, target) -> int:
     for swizzle in target.swizzle_bytes:
         if width % swizzle == 0:
             return swizzle
-    raise op_diagnostic(op, f"has rows of {width} bytes in shared memory", why="rows are whole swizzle spans, at least 32 bytes",
-                        fix="make the columns a multiple of 16")
+    raise op_diagnostic(
+        op,
+        f"has rows of {width} bytes in shared memory",
+        why="rows are whole swizzle spans, at least 32 bytes",
+        fix="make the columns a multiple of 16",
+    )
 
 
 def _bytes(kind) -> int:
