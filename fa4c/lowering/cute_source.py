@@ -55,11 +55,9 @@ class _Kernel:
             self.emit(op)
         body = self.top.text()
         out = Lines()
-        out(
-            """""{self.kernel.sym_name.value}: {self.kernel.threads.value} threads, {self.kernel.smem_bytes.value} bytes of shared memory.
-            Written by fa4c; edit the IR instead."
-            """
-        )
+        out(f'"""{self.kernel.sym_name.value}: {self.kernel.threads.value} threads, {self.kernel.smem_bytes.value} bytes of shared memory.')
+        out()
+        out('Written by fa4c; edit the IR instead."""')
         for line in [*IMPORTS, "", *prelude_for(body), ""]:
             out(line)
         out()
