@@ -123,6 +123,7 @@ FAULTS = {
     "tma: source reused before it is read": ("tma", drop("drain"), "race", "reuse", {}),
     "tma: wait for the wrong group": ("tma", sub("drain", "read 0", "read 1"), "race", "reuse", {}),
     "tma: group not committed": ("tma", drop("commit"), "race", "reuse", {}),
+    "tma: exit before the source is read": ("tma", drop("drain", "reuse"), "exit-before-copy", "store", {}),
     "tma: too few bytes expected": ("tma", sub("expect", "8192", "4096"), "deadlock", "wait", {}),
     "tma: too many bytes expected": ("tma", sub("expect", "8192", "8320"), "deadlock", "wait", {}),
     "tma: barrier initialised without synchronisation": ("tma", drop("initsync"), "race", "wait", {}),
@@ -142,6 +143,7 @@ FAULTS = {
     # wgmma
     "wgmma: dropped wait_group": ("wgmma", drop("mwait"), "wgmma-pending", "use", {}),
     "wgmma: wait for the wrong group": ("wgmma", sub("mwait", "aligned 0", "aligned 1"), "wgmma-pending", "use", {}),
+    "wgmma: dropped first fence": ("wgmma", drop("fence"), "wgmma-fence", "mma0", {}),
     "wgmma: dropped fence before operand A in registers": ("wgmma", drop("fence2"), "wgmma-fence", "mmaRS", {}),
     "wgmma: operand A overwritten in flight": (
         "wgmma",

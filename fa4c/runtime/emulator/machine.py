@@ -162,6 +162,7 @@ class Warp:
         self.pending_regs, self.pending_inputs, self.wg_groups, self.wg_open = {}, {}, [], []  # wgmma.py
         self.bulk, self.cp_async = {}, {}  # per lane: bulk groups, cp.async groups
         self.tc, self.watch_loads, self.synced = None, False, False  # tcgen05.py
+        self.fenced = False  # a wgmma.fence has been executed
         self.max_registers = []  # values of setmaxnreg, in order
         self.inits, self.published = 0, 0  # mbarrier initialisations, and those a fence.mbarrier_init has published
         self.dirty = set() if cta.launch.program.uses_wgmma and cta.launch.hazards else None

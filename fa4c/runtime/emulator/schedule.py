@@ -151,9 +151,6 @@ class Launch:
             self.notes.append(text)
             if self.resident and self.hazards:
                 self.hazards.report("co-residency", text, ())
-        from .sync import check_end
-
-        check_end(self)
 
     def _start_cluster(self, k):
         gx, gy, gz = self.grid

@@ -6,7 +6,7 @@ from .codegen import Unsupported
 from .errors import EmulatorError
 from .hazards import FULL
 from .machine import mask_array, mask_int
-from .parser import Pair, Sink
+from .parser import Pair
 
 U4 = np.dtype("u4")
 
@@ -396,10 +396,17 @@ def check_cta_end(cta):
         _check_registers(cta)
     if cta.tmem is not None:
         cta.tmem.check_end(cta)
+    if cta.launch.hazards:
+        _check_copies(cta)
 
 
-def check_end(launch):
-    """Nothing yet beyond what each CTA checks."""
-
-
-__all__ = ["op_bar", "Sink"]
+def _check_copies(cta):
+    """Shared memory goes with its CTA: bulk stores must have read their source before the issuing thread ends."""
+    for w in cta.warps:
+        for lane, (opened, groups) in w.bulk.items():
+            op = next((x for g in [*groups, opened] for x in g if not x.waited), None)
+            if op is not None:
+                text = (
+                    f"the {op.kind} of {w.name()} lane {lane} may still read shared memory when the CTA ends: no bulk wait_group covers it"
+                )
+                cta.launch.hazards.report("exit-before-copy", text, (op.line,), (op.agent(),))

@@ -437,6 +437,7 @@ def _bulk_wait(ins):
             bits = 0
             for g in groups[: max(0, len(groups) - n)]:
                 for op in g:
+                    op.waited = True
                     bits |= op.read_bit if read_only else op.bits
             if F.H:
                 F.H.add_bits(F, 1 << lane, bits)

@@ -115,7 +115,12 @@ def _index(F, desc, rows, k_major, first, line):
 def _check_fence(F, ins, regs, a_regs):
     """Registers written by other instructions since the last wgmma.fence must not be used by a wgmma."""
     w = F.warp
-    if not w.dirty or not F.H:
+    if not F.H:
+        return
+    if not w.fenced:
+        F.H.report("wgmma-fence", "the first wgmma of a warp has no wgmma.fence before it", (ins.line,), (F.agent(),))
+        w.fenced = True
+    if not w.dirty:
         return
     written = set().union(*(b.defs for b in w.dirty))
     bad = [r for r in (*regs, *a_regs) if r in written and r not in w.pending_regs]
@@ -177,6 +182,7 @@ def check_block(F, code):
 def _fence(F, m):
     if F.warp.dirty is not None:
         F.warp.dirty.clear()
+    F.warp.fenced = True
     return True
 
 
