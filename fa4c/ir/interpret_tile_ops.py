@@ -124,7 +124,6 @@ def _mma(op, mode):
 def _map(op, mode):
     block = op.body.blocks[0]
     shape = tuple(op.out.type.shape)
-    element = scalar.element_name(op.out.type)
     count, has_cond = len(op.inputs), op.cond is not None
     rows, columns = np.arange(shape[0]), np.int64(0)
     if len(shape) == 2:
@@ -136,7 +135,7 @@ def _map(op, mode):
     def compute(operands, outer):
         inputs = [spread(array) for array in operands[:count]]
         (value,) = scalar.evaluate(block, [*inputs, rows, columns], outer, mode=mode, external=scalar_external)
-        value = scalar.round_to(element, np.broadcast_to(value, shape), mode)
+        value = np.broadcast_to(value, shape)
         if has_cond:
             value = np.where(spread(np.asarray(operands[count])), value, inputs[0])
         return [value]

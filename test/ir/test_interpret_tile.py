@@ -128,8 +128,9 @@ X = np.round(np.random.default_rng(3).standard_normal((16, 8)) * 8) / 8
 
 @pytest.mark.parametrize("kind, function", [("sum", np.sum), ("max", np.max)])
 def test_reduce(kind, function):
-    got = run_body(f'%r = "tile.reduce"(%rx) {{kind = "{kind}"}} : ({TILE}) -> {ROW}\n{STORE_ROW}', X)
-    np.testing.assert_allclose(got["out"], function(X, axis=1))
+    for x in (X, X - 20):
+        got = run_body(f'%r = "tile.reduce"(%rx) {{kind = "{kind}"}} : ({TILE}) -> {ROW}\n{STORE_ROW}', x)
+        np.testing.assert_allclose(got["out"], function(x, axis=1))
 
 
 def test_reduce_starts_at_init():
