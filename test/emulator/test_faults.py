@@ -123,7 +123,6 @@ FAULTS = {
     "tma: source reused before it is read": ("tma", drop("drain"), "race", "reuse", {}),
     "tma: wait for the wrong group": ("tma", sub("drain", "read 0", "read 1"), "race", "reuse", {}),
     "tma: group not committed": ("tma", drop("commit"), "race", "reuse", {}),
-    "tma: exit before the source is read": ("tma", drop("drain", "reuse"), "exit-before-copy", "store", {}),
     "tma: too few bytes expected": ("tma", sub("expect", "8192", "4096"), "deadlock", "wait", {}),
     "tma: too many bytes expected": ("tma", sub("expect", "8192", "8320"), "deadlock", "wait", {}),
     "tma: barrier initialised without synchronisation": ("tma", drop("initsync"), "race", "wait", {}),

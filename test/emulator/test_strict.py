@@ -53,6 +53,7 @@ STRICT = {
         "mmaS2",
     ),
     "generic read, then an asynchronous write": (text(READ_THEN_LOAD, 32, lambda: [Buffer(np.zeros(32, np.uint32))]), "proxy-race", "load"),
+    "a CTA ends while its TMA store may read": (case("tma", drop("drain", "reuse")), "exit-before-copy", "store"),
     "unequal setmaxnreg": (text(REGISTERS, 128, list), "setmaxnreg", "low"),
 }
 
