@@ -26,24 +26,25 @@ def places(schedule: str) -> dict[str, str]:
     return found
 
 
-def attention(schedule: str | None = FA3, *, k_buffers=2, v_buffers=2, bm=64, bn=32, d=32, threshold=8.0, again=False):
-    """The module; `schedule` None leaves the loop unscheduled. `again` runs the loop over the keys twice, in a loop around it."""
+def attention(schedule: str | None = FA3, *, k_buffers=2, v_buffers=2, bm=64, bn=32, d=32, threshold=8.0, again=""):
+    """The module; `schedule` None leaves the loop unscheduled. `again` runs the loop over the
+    keys twice, in a loop around it: "carry on" with the statistics of the first run, or "start anew"."""
     names = places(FA3) if schedule is None else places(schedule)
     assert names.keys() == places(FA3).keys()
     names = {name: "" if schedule is None else ("" if name == "vote" else ", ") + place for name, place in names.items()}
     text = string.Template(ATTENTION.read_text(encoding="utf-8")).substitute(
         names, k_buffers=k_buffers, v_buffers=v_buffers, bm=bm, bn=bn, d=d, threshold=f"{threshold:e}", scale=1.4426950408889634 / d**0.5)
-    return parse_module(_twice(text) if again else text, ATTENTION.name)
+    return parse_module(_twice(text, carry_on=again == "carry on") if again else text, ATTENTION.name)
 
 
-def _twice(text: str) -> str:
+def _twice(text: str, carry_on: bool) -> str:
     loop, end = "%acc, %max, %sum = scf.for %i = ", "  }\n  %l = "
     inits = {"%o_zero": "%oa", "%max_none": "%ma", "%sum_zero": "%la"}
     carried = ", ".join(f"{inner} = {outer}" for outer, inner in inits.items())
     before, body = text.split(loop)
     body, after = body.split(end)
     for outer, inner in inits.items():
-        body = body.replace(f"= {outer}", f"= {inner}")
+        body = body.replace(f"= {outer}", f"= {inner}") if carry_on else body
     return f"""{before}%c2 = arith.constant 2 : index
   %acc, %max, %sum = scf.for %run = %c0 to %c2 step %c1 iter_args({carried}) -> (!o, !row, !part) {{
     {loop.replace("%acc, %max, %sum", "%a, %b_, %c_")}{body}  }}
