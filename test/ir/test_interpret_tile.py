@@ -304,6 +304,23 @@ def test_loops_and_branches_on_scalars():
         assert np.isnan(got[:6]).all()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loop_that_runs_again_starts_from_its_own_values(mode):
+    add = """%y = arith.addf %e, %f : f32
+            "tile.yield"(%y) : (f32) -> ()"""
+    body = f"""%zero = "tile.splat"() {{value = 0.0 : f32}} : () -> {TILE}
+      %c3 = arith.constant 3 : index
+      %t = scf.for %run = %c0 to %c3 step %c1 iter_args(%before = %zero) -> ({TILE}) {{
+        %sum = scf.for %k = %c0 to %c3 step %c1 iter_args(%u = %zero) -> ({TILE}) {{
+          {a_map("%u, %rx", f"{TILE}, {TILE}", "%e: f32, %f: f32", add, name="v")}
+          scf.yield %v : {TILE}
+        }}
+        scf.yield %sum : {TILE}
+      }}
+      {store_tile()}"""
+    np.testing.assert_allclose(run_body(body, X, mode=mode)["out2"], 3 * X)
+
+
 # --------------------------------------------------------------------------------------------------------------- what is refused
 
 A, B = np.zeros((4, 6)), np.zeros((5, 6))
