@@ -296,7 +296,7 @@ def _tighten(times: _Times, constraints, ii: int, start: list[int] | None = None
         latency, distance = sum(c[2] for c in circle), sum(c[3] for c in circle)
         if distance <= 0:
             return None
-        ii = max(ii + 1, -(-latency // distance))
+        ii = -(-latency // distance)  # more than before: the circle grew
         start = None  # times were least for a smaller ii
     return None
 

@@ -122,9 +122,6 @@ class _Pins:
         self.stages = {i: op.stage.value for i, op in enumerate(ops) if "stage" in op.attributes}
         orders = {i: op.order.value for i, op in enumerate(ops) if "order" in op.attributes}
         self.order = sorted(orders, key=orders.get)
-        for i, stage in self.stages.items():
-            if stage < 0:
-                raise op_diagnostic(ops[i], f"has stage = {stage}", why="stages count from 0")
         for a, b in itertools.pairwise(self.order):
             if orders[a] == orders[b]:
                 raise op_diagnostic(ops[b], f"has order = {orders[b]}, as has {graph_of.name(a)}",
@@ -148,10 +145,17 @@ class _Pins:
 
 
 def _pin_breaks(graph_of: LoopGraph, e: modulo.Edge) -> Diagnostic:
-    op = graph_of.ops[e.dst]
-    at = ", ".join(f"{name} = {op.attributes[name].value}" for name in ("stage", "order") if name in op.attributes) or "no place of its own"
-    return op_diagnostic(op, f"is pinned too early ({at}): it must run after {graph_of.name(e.src)}", why=graph_of.reason(e),
-                         fix="raise its stage or order, lower that of the other, or remove both for a schedule to be found")
+    fix = "change its stage or order, or that of the other, or remove both for a schedule to be found"
+    src, dst = graph_of.ops[e.src], graph_of.ops[e.dst]
+    if _pinned_at(dst):
+        return op_diagnostic(dst, f"is pinned too early ({_pinned_at(dst)}): it must run after {graph_of.name(e.src)}",
+                             why=graph_of.reason(e), fix=fix)
+    return op_diagnostic(src, f"is pinned too late ({_pinned_at(src)}): {graph_of.name(e.dst)} must run after it",
+                         why=graph_of.reason(e), fix=fix)
+
+
+def _pinned_at(op) -> str:
+    return ", ".join(f"{name} = {op.attributes[name].value}" for name in ("stage", "order") if name in op.attributes)
 
 
 def _refusal(graph_of: LoopGraph, pins: _Pins, stages: int, error: modulo.Unschedulable) -> Diagnostic:

@@ -358,19 +358,58 @@ def test_a_pinned_schedule_is_kept():
     assert rescale_late.ii == free.ii - 128
 
 
+def test_pinned_loads_keep_their_place():
+    pins = {"load_v": "stage = 1, order = 0", "qk": "order = 1", "pv": "stage = 1"}
+    (early,) = plans(parse_module(programs.attention(pins=pins)))
+    assert kinds(early)[:4] == ["load@1", "load", "mma", "mma@1"]
+    pins = {"qk": "stage = 0, order = 0", "row_max": "order = 1", "load_v": "order = 2", "pv": "stage = 1, order = 3"}
+    (late,) = plans(parse_module(programs.attention(pins=pins)))
+    assert kinds(late)[:6] == ["load", "mma", "map 128x128xf32", "reduce", "load@1", "mma@1"]
+    pins = {"qk": "stage = 0, order = 0", "load_v": "order = 1", "p": "order = 2", "pv": "stage = 0, order = 3"}
+    (between,) = plans(parse_module(programs.attention(pins=pins)))
+    assert kinds(between)[:4] == ["load", "mma", "map 128x128xf32", "reduce"]  # the load of V comes as late as it may
+    assert kinds(between)[5:7] == ["load", "map 128x128xf32"]
+    (ahead,) = plans(parse_module(programs.attention(pins={"load_v": "stage = 0", "pv": "stage = 1"})))
+    assert kinds(ahead)[:4] == ["load", "load", "mma", "mma@1"]  # two steps at once: that is what the buffers are for
+
+
+@pytest.mark.parametrize("reader", ['%dqc = "tile.map"(%dqa)', '%p = "tile.map"(%s)'])
+def test_what_is_stored_and_loaded_again_keeps_its_order(reader):
+    """dQ is read where it is written: a block after the block before was stored, and before this one is."""
+    text = programs.five_mmas()
+    source = reader[reader.index("(") + 1 : -1]
+    kind = "tensor<128x64xf32, #tile.reg>"
+    text = text.replace(reader, f"""%old = "tile.load"(%dq, %c0, %m0) {{dims = array<i64: 0, 1>}}
+      : (tensor<?x?xbf16, #tile.gmem>, index, index) -> tensor<128x64xbf16, #tile.smem>
+    %sum = "tile.map"({source}, %old) ({{
+    ^bb0(%e: f32, %w: bf16, %r: index, %c: index):
+      %u = arith.extf %w : bf16 to f32
+      %y = arith.addf %e, %u : f32
+      "tile.yield"(%y) : (f32) -> ()
+    }}) {{operandSegmentSizes = array<i32: 2, 0>}} : ({kind}, tensor<128x64xbf16, #tile.smem>) -> {kind}
+    {reader.replace(source, "%sum")}""")
+    (plan,) = plans(parse_module(text))
+    loop = plan.loop
+    (store,) = [i for i, op in enumerate(loop.ops) if op.operation.name == "tile.store"]
+    (load,) = [i for i, op in enumerate(loop.ops) if op.operation.name == "tile.load" and op.source == loop.ops[store].target]
+    places = list(zip(plan.stages, plan.orders, strict=True))
+    assert places[load] < places[store] < (places[load][0] + 1, places[load][1])
+    assert load not in loop.graph.free  # it cannot run ahead
+
+
 @pytest.mark.parametrize("pins, line, message", [
     ({"qk": "stage = 0, order = 0", "pv": "stage = 1, order = 7", "cast": "stage = 0, order = 3"}, "cast", "is pinned too early"),
     ({"p": "order = 1, stage = 0", "row_max": "order = 2, stage = 0"}, "p", "is pinned too early"),
-    ({"pv": "stage = -1"}, "pv", "has stage = -1"),
     ({"p": "order = 1", "row_max": "order = 1"}, "p", "has order = 1, as has"),
     ({"load_v": "stage = 2", "pv": "stage = 1"}, "pv", "is pinned too early"),
+    ({"load_v": "stage = 3"}, "load_v", "is pinned too late .stage = 3.: %.* must run after it"),
 ])
 def test_wrong_pins_are_refused_at_their_operation(pins, line, message):
     text = programs.attention(pins=pins)
     with pytest.raises(Diagnostic, match=message) as error:
         scheduled(text)
     found = int(re.match(r"loop.mlir:(\d+):", str(error.value))[1])
-    start = {"cast": "%pc =", "p": "%p =", "pv": "%o2 ="}[line]
+    start = {"cast": "%pc =", "p": "%p =", "pv": "%o2 =", "load_v": "%sv ="}[line]
     assert text.split("\n")[found - 1].strip().startswith(start)
 
 

@@ -2,7 +2,7 @@
 // RUN: not %fa4c opt %s --pass-pipeline "tile-pipeline" 2>&1 | filecheck %s
 // CHECK: tile_pipeline_invalid.mlir:28:10: error: 'tile.map' is pinned too early (stage = 0, order = 2): it must run after {{.*}} (tile.mma)
 // CHECK-NEXT: note: why: it overwrites what {{.*}} (tile.mma) reads in the iteration before
-// CHECK-NEXT: note: fix: raise its stage or order, lower that of the other, or remove both for a schedule to be found
+// CHECK-NEXT: note: fix: change its stage or order, or that of the other, or remove both for a schedule to be found
 
 // RUN: not %fa4c opt %s --pass-pipeline "tile-pipeline{stages=-2}" 2>&1 | filecheck %s --check-prefix=COUNT
 // COUNT: error: stages=-2 is no count
