@@ -65,13 +65,16 @@ class _Program:
         for cta in np.ndindex(max(z, 0), max(y, 0), max(x, 0)):
             place = cta[::-1]
             if self._ctas is None or place in self._ctas:
-                self._run_cta(kernel, place, operands[3:])
+                self._run_cta(kernel, place, x, operands[3:])
         return []
 
-    def _run_cta(self, kernel: Kernel, place: tuple, arguments: list) -> None:
+    def _run_cta(self, kernel: Kernel, place: tuple, grid_x: int, arguments: list) -> None:
         """A fresh CTA, its memory poisoned."""
         store = MODES[self._mode](kernel, self._dtype)
-        special = {"tile.program_id": lambda step, operands: [np.int64(number) for number in place]}
+        special = {
+            "tile.program_id": lambda step, operands: [np.int64(number) for number in place],
+            "tile.walk": lambda step, operands: [place[0], grid_x],
+        }
         for _ in Machine(kernel, store, special=special, in_schedule_order=self._mode == "storage").run(arguments):
             pass
 

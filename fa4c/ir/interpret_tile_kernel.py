@@ -69,7 +69,7 @@ class Step:
             self.captured = [value for region in operation.regions for value in captured(region)]
         if self.name == "tile.load":
             self.buffers = op.buffers.value
-        if self.name in ("scf.for", "scf.if"):
+        if self.name in ("scf.for", "scf.if", "tile.walk"):
             self.blocks = [Block(region.blocks[0], mode) for region in operation.regions if len(region.blocks)]
         elif self.compute is None and not self.name.startswith("tile."):
             self.compute = lambda operands, outer: scalar.apply(operation, operands, mode)
@@ -145,6 +145,8 @@ class Machine:
             yield from self._run_loop(step, scope)
         elif step.name == "scf.if":
             yield from self._run_branch(step, scope)
+        elif step.name == "tile.walk":
+            yield from self._run_walk(step, scope)
         else:
             self._compute(step, scope)
             if step.scheduled:
@@ -164,6 +166,19 @@ class Machine:
                 self._store.put(scope, result, array)
             else:
                 scope.values[result] = array
+
+    def _run_walk(self, step: Step, scope: Scope) -> Iterator[None]:
+        """CTAs run one after the other here, so the first takes all tiles but the others' first ones."""
+        (tile, ctas), queue = self._special["tile.walk"](step, []), self._store.fetch(scope[step.operands[1]], step.op)
+        while tile < int(scope[step.operands[0]]):
+            inner = Scope(scope, scope.iteration)
+            inner.values[step.block.arguments[0]] = np.int64(tile)
+            yield from self._run_block(step.block, inner)
+            tile = ctas + int(queue[0])
+            queue[0] += 1
+        queue[1] += 1
+        if queue[1] == ctas:
+            queue[:] = 0
 
     def _run_branch(self, step: Step, scope: Scope) -> Iterator[None]:
         taken = 0 if scope[step.operands[0]] else 1

@@ -217,6 +217,26 @@ class ProgramIdOp(Operation, name="program_id", traits=[ext.Pure]):
     z: ext.Result[ir.IndexType]
 
 
+class WalkOp(Operation, name="walk", traits=[ir.NoTerminatorTrait]):
+    """Run the body for a share of the tiles 0 .. tiles - 1: first for tile `program_id` x, then for the next one that no CTA has taken.
+
+    `queue`, a workspace of two i32 that starts at 0, counts the tiles taken beyond the first of each CTA, and the CTAs that have ended; the
+    last of these sets both to 0 again.
+    """
+
+    tiles: ext.Operand[ir.IndexType]
+    queue: ext.Operand[Any]
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        arguments = list(self.body.blocks[0].arguments)
+        if len(arguments) != 1 or not isinstance(arguments[0].type, ir.IndexType):
+            return op_error(self, f"has a body with {len(arguments)} arguments", why="the body takes the tile's number, an index")
+        kind = self.queue.type
+        queue = space_of(kind) == "gmem" and list(kind.shape) == [2] and str(kind.element_type) == "i32"
+        return queue or op_error(self, f"has the queue {kind}", why="it is a tensor<2xi32, #tile.gmem>")
+
+
 class LoadOp(Scheduled, name="load"):
     """out = a 2-D box of `source` at `coords`, asynchronously, into shared memory; out of bounds reads 0.
 

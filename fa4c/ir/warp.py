@@ -118,7 +118,7 @@ class BufferOp(Operation, name="buffer"):
 class PipelineOp(Operation, name="pipeline"):
     """`stages` full mbarriers from byte `offset` on, then, if `arrivals` is not 0, as many empty ones that take `arrivals` arrivals each.
 
-    A full barrier completes when `tx_bytes` have arrived.
+    A full barrier completes when `tx_bytes` have arrived; with 0, when one thread has.
     """
 
     stages: ir.IntegerAttr
@@ -132,8 +132,8 @@ class PipelineOp(Operation, name="pipeline"):
             return op_error(self, f"has {self.stages.value} stages", why="a pipeline has at least one")
         if self.offset.value % 8:
             return op_error(self, f"has offset {self.offset.value}", why="mbarriers are 8 bytes, 8-byte aligned")
-        return 0 < self.tx_bytes.value < 1 << 20 or op_error(
-            self, f"has tx_bytes = {self.tx_bytes.value}", why="an mbarrier counts 1 to 2**20 - 1 bytes"
+        return 0 <= self.tx_bytes.value < 1 << 20 or op_error(
+            self, f"has tx_bytes = {self.tx_bytes.value}", why="an mbarrier counts up to 2**20 - 1 bytes"
         )
 
 
@@ -170,6 +170,28 @@ class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
 
 
 # ------------------------------------------------------------------------------------------------------ pipes and barriers
+
+
+class WalkOp(Operation, name="walk", traits=[ir.NoTerminatorTrait]):
+    """A role's part of `tile.walk`: its body for each tile of this CTA, the same ones for all roles.
+
+    The role that has the `queue` takes the next tile and passes its number on, through the i32 at byte `word` of shared memory guarded by the pipe of
+    `state`; the others follow. `state` is absent until `warp-insert-barriers` has run.
+    """
+
+    tiles: ext.Operand[Any]
+    queue: ext.Operand[Any] | None
+    state: ext.Operand[Any] | None
+    word: Any = optional(ir.IntegerAttr)
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        arguments = list(self.body.blocks[0].arguments)
+        if len(arguments) != 1 or not isinstance(arguments[0].type, ir.IndexType):
+            return op_error(self, f"has a body with {len(arguments)} arguments", why="the body takes the tile's number, an index")
+        if (self.state is None) != (self.word is None):
+            return op_error(self, "has only one of state and word", why="the number lies at `word` and is guarded by the pipe of `state`")
+        return self.word is None or self.word.value % 4 == 0 or op_error(self, f"has word = {self.word.value}", why="it is a 4-byte number")
 
 
 class StateOp(Operation, name="state"):

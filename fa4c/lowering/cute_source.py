@@ -25,7 +25,7 @@ from .source_text import Lines, Names, comment
 
 _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t row0 col0 r g c kk lane OperandMajorMode "
-    "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 exp2_emulated read_element write_element "
+    "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
     "truncated_div row col"
 ).split()
 
@@ -247,6 +247,34 @@ class _Kernel:
 
     def yield_op(self, op) -> None:
         """Ends a guard or a loop body: no text."""
+
+    def walk(self, op) -> None:
+        """The first tile is the CTA's number; the next one comes from the queue (taker) or from the taker, through shared memory."""
+        tile_name, word = self.names.fresh("tile"), self.names.fresh("next_tile")
+        pipe = self._pipe(op.state)
+        full, empty, phase = self.operand(pipe), self.values[pipe, "empty"], self.values[op.state, "phase"]
+        self.top(f"{word} = cute.make_tensor(cute.recast_ptr(base + {op.word.value}, dtype=Int32), cute.make_layout(1))")
+        self.top(f"{tile_name} = Int32(cute.arch.block_idx()[0])")
+        self.values[op.body.blocks[0].arguments[0]] = tile_name
+        self.top(comment(op))
+        with self.top.block(f"while {tile_name} < {self.operand(op.tiles)}:"):
+            self.block(op.body.blocks[0])
+            if op.queue is not None:
+                self.top(f"cute.arch.mbarrier_wait({empty}, {phase})")
+                with self.top.block("if prims.elect_sync():"):
+                    self.top(f"{word}[0] = take_tile({self.parameter_name[('pointer', op.queue)]})")
+                    self.top(f"cute.arch.mbarrier_arrive({full})")
+                self.top(f"cute.arch.mbarrier_wait({full}, {phase} ^ 1)")
+                self.top(f"{tile_name} = {word}[0]")
+            else:
+                self.top(f"cute.arch.mbarrier_wait({full}, {phase})")
+                self.top(f"{tile_name} = cute.arch.shuffle_sync({word}[0], 0)  # all lanes have read it")
+                with self.top.block("if prims.elect_sync():"):
+                    self.top(f"cute.arch.mbarrier_arrive({empty})")
+            self.top(f"{phase} ^= 1")
+        if op.queue is not None:
+            with self.top.block("if prims.elect_sync():"):
+                self.top(f"leave_queue({self.parameter_name[('pointer', op.queue)]})")
 
     # -- pipes
 
@@ -606,6 +634,7 @@ _RULES = {
     tile.Exp2Op: _Kernel.exp2,
     warp.PtxOp: _Kernel.ptx,
     warp.TensorMapOp: _Kernel.tensor_map,
+    warp.WalkOp: _Kernel.walk,
     warp.BufferOp: _Kernel.buffer,
     warp.PipelineOp: _Kernel.pipeline,
     warp.InitBarriersOp: _Kernel.init_barriers,

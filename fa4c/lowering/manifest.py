@@ -21,10 +21,9 @@ def make(module, binary, *, target: str, direction: str) -> dict:
     """
     host, kernel = parameters.host_and_kernel(module)
     name, kernel_name = host.sym_name.value, kernel.sym_name.value
-    tensors = [
-        _tensor(entry, argument.type)
-        for entry, argument in zip(parameters.tensor_entries(host), host.body.blocks[0].arguments, strict=True)
-    ]
+    entries = list(zip(parameters.tensor_entries(host), host.body.blocks[0].arguments, strict=True))
+    tensors = [_tensor(entry, argument.type) for entry, argument in entries if entry["role"] != "workspace"]
+    workspaces = [_workspace(entry, argument.type) for entry, argument in entries if entry["role"] == "workspace"]
     entry, used = next(iter(resources(binary.cubin).items()))
     launch = parameters.launch_of(host)
     version = re.search(r"^\.version\s+(\S+)", binary.ptx, re.MULTILINE)[1]
@@ -42,7 +41,7 @@ def make(module, binary, *, target: str, direction: str) -> dict:
         "members": {},
         "semantics": json.loads(host.semantics.value) if host.semantics is not None else {},
         "tensors": tensors,
-        "workspaces": [],
+        "workspaces": workspaces,
         "steps": [{"op": "launch", "kernel": kernel_name}],
         "kernels": {
             kernel_name: {
@@ -77,6 +76,20 @@ def _tensor(entry: dict, kind) -> dict:
         "shape": [sizes[d] for d in dims],
         "layout": layout,
         "optional": bool(entry.get("optional", False)),
+    }
+
+
+def _workspace(entry: dict, kind) -> dict:
+    """Sizes of workspaces are static so far."""
+    size = 1
+    for extent in kind.shape:
+        size *= extent
+    return {
+        "name": entry["name"],
+        "dtype": MANIFEST_DTYPES[str(kind.element_type)],
+        "size": size,
+        "init": entry.get("init", "none"),
+        "lifetime": entry.get("lifetime", "call"),
     }
 
 

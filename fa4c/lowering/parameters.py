@@ -91,6 +91,8 @@ def of_kernel(host, kernel) -> list[Parameter]:
             descriptors.append(_descriptor(op, entries[op.tensor]))
         elif isinstance(op, tile.DimOp):
             _add_size(sizes, op.tensor, op.axis.value, entries)
+        elif isinstance(op, warp.WalkOp) and op.queue is not None:
+            pointers.append(_pointer(op.queue, entries[op.queue]))
         elif isinstance(op, (tile.LoadElementOp, warp.StoreRowsOp)):
             tensor = op.source if isinstance(op, tile.LoadElementOp) else op.target
             axes = range(tensor.type.rank) if isinstance(op, tile.LoadElementOp) else [tensor.type.rank - 1]

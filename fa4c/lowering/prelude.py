@@ -56,6 +56,23 @@ def exp2_emulated(x):
     p = p * f + 1.0
     return (p.bitcast(Int32) + (shifted.bitcast(Int32) << 23)).bitcast(Float32)
 ''',
+    "take_tile": '''
+def take_tile(queue: Int64):
+    """The next tile that no CTA has taken; the first ones are the CTAs' numbers."""
+    taken = cute.arch.atomic_add(cute.make_ptr(Int32, queue, cute.AddressSpace.gmem, assumed_align=4), Int32(1), sem="relaxed", scope="gpu")
+    return Int32(taken) + Int32(cute.arch.grid_dim()[0])
+''',
+    "leave_queue": '''
+@cute.jit
+def leave_queue(queue: Int64):
+    """Count this CTA out; the last one leaves the queue as it was found, for the next launch."""
+    taken = cute.make_ptr(Int32, queue, cute.AddressSpace.gmem, assumed_align=4)
+    cute.arch.fence_acq_rel_gpu()
+    left = Int32(cute.arch.atomic_add(taken + 1, Int32(1), sem="relaxed", scope="gpu"))
+    if left == Int32(cute.arch.grid_dim()[0]) - 1:
+        cute.make_tensor(taken, cute.make_layout(2))[0] = Int32(0)
+        cute.make_tensor(taken, cute.make_layout(2))[1] = Int32(0)
+''',
     "read_element": '''
 def read_element(kind, address: Int64, axes):
     """Element of a tensor in global memory, 0 out of bounds; `axes`: (coordinate, size, stride in elements) each.

@@ -99,6 +99,8 @@ def _collect(block, values, forced, wanted, is_compute) -> None:
                     wanted[:0] = [(out, argument)]
                     wanted.append((argument, init))
             _collect(body, values, forced, wanted, is_compute)
+        elif op.operation.name == "tile.walk":
+            _collect(op.regions[0].blocks[0], values, forced, wanted, is_compute)
         elif is_compute(op):
             source = in_place_input(op)
             if source is not None and is_register(source):
@@ -133,6 +135,9 @@ class _Simulation:
         for op in block.operations:
             if op.operation.name == "scf.for":
                 self.run_loop(op, tokens)
+            elif op.operation.name == "tile.walk":
+                for _ in range(2):
+                    self.run_block(op.regions[0].blocks[0], dict(tokens))
             elif self.is_compute(op):
                 self.execute(op, tokens)
 

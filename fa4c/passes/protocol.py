@@ -65,7 +65,7 @@ def _tree(block) -> list:
     """[(operation, type, body or None)], maps' regions left out."""
     nodes = []
     for op in block.operations:
-        nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, (warp.ElectOp, warp.WhenOp))
+        nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, (warp.ElectOp, warp.WhenOp, warp.WalkOp))
         nodes.append((op, type(op), _tree(op.operation.regions[0].blocks[0]) if nested else None))
     return nodes
 
@@ -196,6 +196,7 @@ class _Machine:
         self.last_read, self.overwritten = {}, set()
         for value in program.shared_scalars:
             scalars.value(value)
+        self.tiles = [scalars.rng.randrange(6) for _ in range(scalars.rng.randrange(4))]  # what a warp.walk of this CTA gets
         self.agents = []
         for role in program.roles:
             active = role.active.value
@@ -284,6 +285,8 @@ class _Machine:
             elif name == "scf.if":
                 if agent.scalars.value(op.operation.operands[0]):
                     yield from self.walk(agent, body)
+            elif kind is warp.WalkOp:
+                yield from self.walk_tiles(agent, op, body)
             elif kind is warp.ElectOp:
                 yield from self.walk(agent, body)
             elif kind is warp.WhenOp:
@@ -292,6 +295,30 @@ class _Machine:
             elif kind in _RULES:
                 yield from _RULES[kind](self, agent, op) or ()
                 yield None
+
+    def walk_tiles(self, agent, op, body):
+        """The same tiles for all roles; who takes one passes its number on once the last one was read by all."""
+        if op.state is None:
+            raise op_diagnostic(op, "has no pipe", why="the roles would not learn of the next tile", fix="run warp-insert-barriers")
+        block, place = op.body.blocks[0], agent.places[op.state]
+        slot = self.slot(place)
+        for number in self.tiles:
+            _forget(block, agent.scalars.known)
+            agent.scalars.known[block.arguments[0]] = number
+            yield from self.walk(agent, body)
+            if op.queue is not None:
+                while slot.emptied % 2 == place.phase:
+                    yield op
+                slot.filled += 1
+            else:
+                while slot.filled % 2 == place.phase:
+                    yield op
+                key = (agent, place.pipe, place.stage)
+                self.reads[key] = self.reads.get(key, 0) + 1
+                slot.arrivals += agent.warps
+                if slot.arrivals == self._arrivals(place):
+                    slot.arrivals, slot.emptied = 0, slot.emptied + 1
+            place.phase = 1 - place.phase
 
     # -- pipes
 

@@ -1,21 +1,20 @@
 """One CTA works on several tiles: the next tile's first copies run under the end of the last tile.
 
 A CTA that does one tile starts with nothing to compute while its first copies are under way, and ends with nothing to copy. At short
-sequences
-these 3 to 4 us are a third of the time. A persistent kernel launches as many CTAs as fit and lets each walk through the tiles, `grid`
-apart; the load role runs
-ahead into the next tile as far as its buffers allow, the output is stored while the next tile computes.
+sequences these 3 to 4 us are a third of the time. A persistent kernel launches as many CTAs as fit and lets each walk through the tiles; the
+load role runs ahead into the next tile as far as its buffers allow, the output is stored while the next tile computes.
 
-Whether that pays depends on the sizes, so the launcher decides: if the loop makes more than `blocks` trips, every tile gets its own CTA
-and the walk ends after
-one. Tiles must be alike: where the trip count differs from tile to tile (a causal mask), a fixed distribution leaves some CTAs with more
-work than others (H200, head dim
-128, causal: 12 % slower at 4k), and the hardware's own scheduler, which hands out a tile when a CTA ends, is better. Such kernels, and
-those whose
-tiles do not fit shared memory with an output buffer of their own, stay as they are.
+Where all tiles are alike, tiles lie `grid` apart (`scf.for`). Where the trip count of the block loop depends on the tile (a causal mask), a
+fixed distribution leaves some CTAs with more work than others (H200, head dim 128, causal, 4k: 12 % slower than one CTA a tile), so a
+CTA takes the next tile when it is done (`tile.walk`, over a counter in a workspace). The order stays that of the grid, longest first
+where `tile-lpt-grid` ran.
+
+If the block loop makes more than `blocks` trips the launcher gives every tile its own CTA, and the walk ends after one. Kernels whose tiles
+do not fit shared memory with an output buffer of their own stay as they are.
 
 Before:  "tile.launch"(%x, %y, %z, ...)      kernel: %i, %j, %k = "tile.program_id"() ; body
 After:   "tile.launch"(%ctas, %c1, %c1, ..., %tiles, %ctas)      kernel: scf.for %t = %program_id to %tiles step %ctas { body at tile %t }
+    or   "tile.launch"(%ctas, %c1, %c1, ..., %queue, ...)        kernel: "tile.walk"(%tiles, %queue) ({ body at tile %t })
 
 Run after tile-pipeline and tile-lpt-grid. Source: CUTLASS's persistent tile schedulers; FlashAttention-3 for causal attention.
 """
@@ -38,9 +37,9 @@ def tile_persistent(module: ir.Module, *, blocks: int = 64) -> None:
         loop = next((op for op in kernel.body.blocks[0].operations if op.operation.name == "scf.for"), None)
         if place is None or loop is None or _shared_bytes(kernel) > target.smem_bytes:
             continue
-        if not any(_depends_on(bound, place) for bound in list(loop.operation.operands)[:3]):
-            _walk_tiles(kernel, place)
-            _launch_few(launch, kernel, loop, blocks)
+        alike = not any(_depends_on(bound, place) for bound in list(loop.operation.operands)[:3])
+        _walk_tiles(kernel, place, alike)
+        _launch_few(launch, kernel, loop, blocks, None if alike else _add_queue(launch))
 
 
 def _shared_bytes(kernel) -> int:
@@ -54,31 +53,59 @@ def _shared_bytes(kernel) -> int:
     return total
 
 
-def _walk_tiles(kernel, place) -> None:
-    """Two more scalars (tiles, CTAs); everything that follows from the place moves into a loop over tiles."""
+def _walk_tiles(kernel, place, alike: bool) -> None:
+    """Four more scalars (tiles, CTAs, the grid's x and y); everything that follows from the place moves into a loop over tiles."""
     block = kernel.body.blocks[0]
     index = ir.IndexType.get()
+    operations = list(block.operations)
+    following = operations[next(n for n, op in enumerate(operations) if op.operation == place.operation) + 1 :]
+    queue = None if alike else _queue_argument(block, kernel.location)
     tiles, ctas, size_x, size_y = (block.add_argument(index, kernel.location) for _ in range(4))
-    following = []
-    for op in list(block.operations):
-        if following or op.operation == place.operation:
-            following.append(op)
-    old = list(place.operation.results)
     with ir.InsertionPoint(place), place.location:
-        first = tile.ProgramIdOp(x=index, y=index, z=index).x
-        loop = scf.ForOp(first, tiles, ctas)
-        with ir.InsertionPoint(loop.body):
-            number = loop.induction_variable
-            above = arith.floordivsi(number, size_x)
-            x = arith.subi(number, arith.muli(above, size_x))
-            z = arith.floordivsi(above, size_y)
-            y = arith.subi(above, arith.muli(z, size_y))
-            end = scf.YieldOp([])
-    for result, new in zip(old, (x, y, z), strict=True):
+        if alike:
+            loop = scf.ForOp(tile.ProgramIdOp(x=index, y=index, z=index).x, tiles, ctas)
+            body, number = loop.body, loop.induction_variable
+        else:
+            loop = tile.WalkOp(tiles=tiles, queue=queue)
+            body = loop.body.blocks.append(index, arg_locs=[place.location])
+            number = body.arguments[0]
+    with ir.InsertionPoint(body), place.location:
+        above = arith.floordivsi(number, size_x)
+        x = arith.subi(number, arith.muli(above, size_x))
+        z = arith.floordivsi(above, size_y)
+        y = arith.subi(above, arith.muli(z, size_y))
+        end = scf.YieldOp([])  # what follows is put before it
+    for result, new in zip(place.operation.results, (x, y, z), strict=True):
         result.replace_all_uses_with(new)
-    for op in following[1:]:
+    for op in following:
         op.operation.move_before(end.operation)
+    if not alike:
+        end.operation.erase()
     place.operation.erase()
+
+
+def _queue_argument(block, location):
+    """A new argument behind the tensors; the scalars behind it are made anew, since arguments can only be added at the end."""
+    scalars = [a for a in block.arguments if tile.space_of(a.type) != "gmem"]
+    first = len(block.arguments) - len(scalars)
+    queue = block.add_argument(_queue_type(), location)
+    for scalar in scalars:
+        scalar.replace_all_uses_with(block.add_argument(scalar.type, location))
+    for _ in scalars:
+        block.erase_argument(first)
+    return block.arguments[first]
+
+
+def _queue_type():
+    return tile.tile_type([2], "i32", "gmem")
+
+
+def _add_queue(launch):
+    """A workspace of the host: two counters that start at 0 and are left at 0."""
+    host = launch.operation.parent.opview
+    entry = '{name = "queue", role = "workspace", dims = ["counters"], init = "zero", lifetime = "cached"}'
+    host.attributes["tensors"] = ir.ArrayAttr.get([*host.tensors, ir.Attribute.parse(entry)])
+    return host.body.blocks[0].add_argument(_queue_type(), host.location)
 
 
 def _depends_on(value, place) -> bool:
@@ -87,7 +114,7 @@ def _depends_on(value, place) -> bool:
     return value.owner == place.operation or any(_depends_on(operand, place) for operand in value.owner.operands)
 
 
-def _launch_few(launch, kernel, loop, blocks: int) -> None:
+def _launch_few(launch, kernel, loop, blocks: int, queue) -> None:
     index = ir.IndexType.get()
     size_x, size_y, size_z = launch.grid
     with ir.InsertionPoint(launch), launch.location:
@@ -98,12 +125,9 @@ def _launch_few(launch, kernel, loop, blocks: int) -> None:
         short = arith.cmpi(arith.CmpIPredicate.sle, length, arith.constant(index, blocks))
         ctas = arith.select(short, few, tiles)
         one = arith.constant(index, 1)
-        tile.LaunchOp(
-            kernel=launch.kernel,
-            grid=[ctas, one, one],
-            tensors=list(launch.tensors),
-            scalars=[*launch.scalars, tiles, ctas, size_x, size_y],
-        )
+        tensors = [*launch.tensors] if queue is None else [*launch.tensors, queue]
+        scalars = [*launch.scalars, tiles, ctas, size_x, size_y]
+        tile.LaunchOp(kernel=launch.kernel, grid=[ctas, one, one], tensors=tensors, scalars=scalars)
     launch.operation.erase()
 
 

@@ -30,7 +30,7 @@ from ..ir.tile import space_of
 from .protocol import byte_range, fragments_touched
 from .registry import register_pass
 
-_CONTROL = ("scf.for", "scf.if")
+_CONTROL = ("scf.for", "scf.if", "warp.walk")
 
 
 @register_pass("warp-insert-barriers")
@@ -66,8 +66,9 @@ class _Kernel:
 
     def run(self) -> None:
         rings = self._find_rings()
+        walks = {role: op for role in self.roles for op in role.body.blocks[0].operations if isinstance(op, warp.WalkOp)}
         readers = {role: {b for op in _walk(role.body.blocks[0]) for b in _buffers_read(op)} for role in self.roles}
-        self._make_pipelines(rings, readers)
+        self._make_pipelines(rings, readers, walks)
         for role in self.roles:
             _Producer(role, rings).run()
             _Consumer(self, role, {b: r for b, r in rings.items() if b in readers[role]}).run()
@@ -95,27 +96,46 @@ class _Kernel:
                     rings[op.buffer] = _Ring(op.buffer, level)
         return rings
 
-    def _make_pipelines(self, rings, readers) -> None:
+    def _make_pipelines(self, rings, readers, walks) -> None:
         at = 0
         room = min(b.offset.value for b in self.buffers) if self.buffers else 0
+        pipes = []
         with ir.InsertionPoint(self.roles[0]):
             for ring in rings.values():
                 warps = sum(role.active.value for role in self.roles if ring.buffer in readers[role])
                 if not warps:
                     raise op_diagnostic(ring.buffer.owner.opview, "is loaded but never read", fix="remove the load")
                 stages, rows, columns = ring.buffer.type.shape
-                ring.pipe = warp.PipelineOp(
-                    stages=_i64(stages),
-                    offset=_i64(at),
-                    tx_bytes=_i64(rows * columns * warp.bits_of(ring.buffer.type.element_type) // 8),
-                    arrivals=_i64(warps if ring.reused else 0),
-                    out=ir.Type.parse("!warp.pipe"),
-                    loc=ring.buffer.owner.location,
-                ).out
+                tx_bytes = rows * columns * warp.bits_of(ring.buffer.type.element_type) // 8
+                ring.pipe = _pipeline(stages, at, tx_bytes, warps if ring.reused else 0, ring.buffer.owner.location)
+                pipes.append(ring.pipe)
                 at += 8 * stages * (2 if ring.reused else 1)
+            if walks:
+                followers = sum(role.active.value for role, walk in walks.items() if walk.queue is None)
+                pipes.append(_pipeline(1, at, 0, followers, self.kernel.location))
+                at += 16
+                self._guard_walks(walks, pipes[-1], at)
+                at += 4
             if at > room:
                 raise op_diagnostic(self.kernel, f"needs {at} bytes of mbarriers, but buffers start at byte {room}")
-            warp.InitBarriersOp(pipes=[ring.pipe for ring in rings.values()], loc=self.kernel.location)
+            warp.InitBarriersOp(pipes=pipes, loc=self.kernel.location)
+
+    def _guard_walks(self, walks, pipe, word: int) -> None:
+        """Each role learns of the next tile through one number in shared memory."""
+        for role, walk in walks.items():
+            with ir.InsertionPoint.at_block_begin(role.body.blocks[0]):
+                phase = 0 if walk.queue is None else 1
+                state = warp.StateOp(pipe=pipe, phase=_i64(phase), out=_place(), loc=walk.location).out
+            with ir.InsertionPoint(walk):
+                new = warp.WalkOp(tiles=walk.tiles, queue=walk.queue, state=state, word=_i64(word), loc=walk.location)
+                walk.body.blocks[0].append_to(new.body)
+            walk.operation.erase()
+
+
+def _pipeline(stages: int, offset: int, tx_bytes: int, arrivals: int, loc):
+    return warp.PipelineOp(
+        stages=_i64(stages), offset=_i64(offset), tx_bytes=_i64(tx_bytes), arrivals=_i64(arrivals), out=ir.Type.parse("!warp.pipe"), loc=loc
+    ).out
 
 
 class _Producer:

@@ -36,7 +36,7 @@ def _take_turns(role) -> None:
 def _loops(block):
     """All loops, nested ones first."""
     for op in block.operations:
-        if op.operation.name in ("scf.for", "scf.if"):
+        if op.operation.name in ("scf.for", "scf.if", "warp.walk"):
             for region in op.operation.regions:
                 for inner in region.blocks:
                     yield from _loops(inner)

@@ -166,13 +166,21 @@ class _Role:
 
     def emit_block(self, block, env) -> None:
         for op in block.operations:
-            if op.operation.name == "scf.for":
+            if op.operation.name in ("scf.for", "tile.walk"):
                 if any(self.keep(inner) for inner in _walk(op.regions[0].blocks[0])):
-                    self.emit_loop(op, env)
+                    (self.emit_walk if isinstance(op, tile.WalkOp) else self.emit_loop)(op, env)
             elif self.keep(op):
                 self.emit_op(op, env)
 
     # -- loops
+
+    def emit_walk(self, op, env) -> None:
+        """The role that loads is ahead of the others: it takes the tiles."""
+        queue = self.kernel.scalars[op.queue] if self.keep is is_load else None
+        walk = warp.WalkOp(tiles=self.scalar(op.tiles, env), queue=queue, state=None, loc=op.location)
+        block = walk.body.blocks.append(ir.IndexType.get(), arg_locs=[op.location])
+        with ir.InsertionPoint(block):
+            self.emit_block(op.body.blocks[0], {**env, op.body.blocks[0].arguments[0]: block.arguments[0]})
 
     def emit_loop(self, op, env) -> None:
         body = op.regions[0].blocks[0]
@@ -432,7 +440,7 @@ def _walk(block):
     """All operations of the program's control structure; not those inside the regions of maps."""
     for op in block.operations:
         yield op
-        if op.operation.name == "scf.for":
+        if op.operation.name in ("scf.for", "tile.walk"):
             yield from _walk(op.regions[0].blocks[0])
 
 
