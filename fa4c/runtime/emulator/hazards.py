@@ -225,14 +225,14 @@ class Hazards:
         else:
             ids = _unique(seen)
             if len(ids) == 1:
-                rv[rows] = self._with_reader(int(ids[0]), rec, rid)
+                rv[rows] = self._with_reader(int(ids[0]), rec, rid, clock)
             else:
                 new = seen.copy()
                 for s in ids:
-                    new[seen == s] = self._with_reader(int(s), rec, rid)
+                    new[seen == s] = self._with_reader(int(s), rec, rid, clock)
                 rv[rows] = new
 
-    def _with_reader(self, set_id, rec, rid):
+    def _with_reader(self, set_id, rec, rid, clock):
         keep = []
         for k in self.sets[set_id]:
             old = self.recs[k]
@@ -253,14 +253,23 @@ class Hazards:
             ):
                 continue
             keep.append(k)
-        if len(keep) > 40:
-            keep = keep[-40:]
+        if rec.asy is None and len(keep) > 8:
+            # What is ordered before this read is ordered before everything that comes after it.
+            keep = [k for k in keep if not self._known(self.recs[k], clock)]
         key = (*keep, rid)
         n = self.set_ids.get(key)
         if n is None:
             n = self.set_ids[key] = len(self.sets)
             self.sets.append(key)
         return n
+
+    @staticmethod
+    def _known(old, clock):
+        """True if a whole earlier access is ordered before a clock's owner."""
+        if old.asy is not None:
+            return bool(clock.knows(2 * old.asy.id))
+        behind = old.ep > clock.seen(old.warp.cluster.index, old.warp.lane_slice, False)
+        return not (behind if old.marr is None else behind & old.marr).any()
 
     def _ordered(self, old, new, clock, shadow, rows, size):
         if old.strong and new.strong:
@@ -291,16 +300,21 @@ class Hazards:
         if new.asy is not None or new.warp is not old.warp:
             span = np.unique(rows)
             return bool(np.isin(old_cells // size, span).any())
-        owner = np.repeat(lanes, old.size)
+        # Same warp: another lane than the one that makes the new access. Sort both by cell and compare owners.
         mine = np.arange(32) if new.marr is None else np.flatnonzero(new.marr)
-        touched = {}
-        for cell, lane in zip(old_cells.tolist(), owner.tolist()):
-            touched.setdefault(cell, set()).add(lane)
-        for lane, row in zip(mine.tolist(), np.asarray(rows).tolist()):
-            for cell in range(row * size, row * size + size):
-                if touched.get(cell, {lane}) - {lane}:
-                    return True
-        return False
+        new_cells = (np.asarray(rows)[:, None] * size + np.arange(size)).ravel()
+        if (
+            old.size == size
+            and lanes.size == mine.size
+            and np.array_equal(old_cells, new_cells)
+            and np.unique(new_cells).size == new_cells.size
+        ):
+            return bool((lanes != mine).any())
+        old_owner, new_owner = np.repeat(lanes, old.size), np.repeat(mine, size)
+        order = np.argsort(old_cells, kind="stable")
+        old_cells, old_owner = old_cells[order], old_owner[order]
+        first, last = np.searchsorted(old_cells, new_cells, "left"), np.searchsorted(old_cells, new_cells, "right")
+        return any((old_owner[first[k] : last[k]] != new_owner[k]).any() for k in np.flatnonzero(last > first))
 
     # --- reports ----------------------------------------------------------------------------------------------------
     def _race(self, new, old, shadow, rows, size, hit):

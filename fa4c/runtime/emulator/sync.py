@@ -178,14 +178,27 @@ def op_elect(ins, program):
 class NamedBarrier:
     """One of the 16 barriers of a CTA in its current phase."""
 
-    __slots__ = ("arrived", "expected", "clock", "generation", "waiting", "lines", "result", "red")
+    __slots__ = ("arrived", "expected", "clock", "generation", "waiting", "lines", "results", "red")
 
     def __init__(self):
-        self.generation, self.result = 0, None
+        self.generation, self.results = 0, {}
         self.reset()
 
     def reset(self):
         self.arrived, self.expected, self.clock, self.waiting, self.lines, self.red = 0, None, None, 0, [], None
+
+    def complete(self):
+        """All have come: waiters take the result of this generation, the next begins."""
+        self.results = {self.generation: (self.clock, self.red), **dict(list(self.results.items())[:7])}
+        self.generation += 1
+        self.reset()
+
+
+def _count_exited(cta, b):
+    """Without a count the barrier is for all threads of the CTA: warps that have exited do not come."""
+    gone = sum(32 for w in cta.warps if not w.alive)
+    if b.arrived and b.arrived + gone >= b.expected:
+        b.complete()
 
 
 def op_bar(ins, program):
@@ -210,6 +223,8 @@ def op_bar(ins, program):
         barriers = cta.named
         if F.saved is not None and F.saved[0] == F.block:
             _, b, gen = F.saved
+            if b.generation == gen and n_op is None:
+                _count_exited(cta, b)
             if b.generation == gen:
                 return False
             return _leave(F, b, gen)
@@ -248,20 +263,14 @@ def op_bar(ins, program):
             b.clock = clock if b.clock is None else b.clock.join(clock)
         F.launch.effects += 1
         gen = b.generation
-        if n_op is None and b.arrived < count:
-            # Without a count the barrier is for all threads: warps that have exited do not come.
-            gone = sum(32 for x in cta.warps if not x.alive)
-            if b.arrived + gone >= count:
-                b.expected = b.arrived
         if b.arrived > b.expected and F.H:
-            F.H.report(
-                "barrier-count", f"{b.arrived} threads arrive at barrier {number}, which expects {b.expected}", (ins.line,), (F.agent(),)
-            )
-        done = b.arrived >= b.expected
-        if done:
-            b.result = (gen, b.clock, b.red)
-            b.generation += 1
-            b.reset()
+            text = f"{b.arrived} threads arrive at barrier {number}, which expects {b.expected}"
+            F.H.report("barrier-count", text, (ins.line,), (F.agent(),))
+        if b.arrived >= b.expected:
+            b.complete()
+        elif n_op is None:
+            _count_exited(cta, b)
+        done = b.generation > gen
         if kind == "arrive":
             return True
         if done:
@@ -272,7 +281,7 @@ def op_bar(ins, program):
 
     def _leave(F, b, gen):
         F.saved = None
-        g, clock, counts = b.result
+        clock, counts = b.results[gen]
         F.warp.synced = True
         F.acquire(F.mask, clock)
         if red:
