@@ -8,7 +8,6 @@ import numpy as np
 
 from .codegen import Unsupported
 from .errors import EmulatorError
-from .hazards import FULL
 from .machine import mask_int
 from .memory import load_lanes, resolve, store_lanes
 from .numerics import map16, map16s
@@ -64,9 +63,7 @@ def op_atom(ins, program):
     """atom / red {.sem}{.scope}{.space}.op{.vec}.type."""
     p = ins.parts
     if "async" in p:
-        from .tma import op_red_async
-
-        return op_red_async(ins, program)
+        raise Unsupported(f"instruction {ins.opcode}")
     is_red = p[0] == "red"
     ops = list(ins.ops)
     d = None if is_red else ops.pop(0)
@@ -163,10 +160,6 @@ def op_strong_ld(ins, program):
 def op_strong_st(ins, program):
     """st.{release,relaxed,volatile}; st.async is in tma.py."""
     p = ins.parts
-    if "async" in p:
-        from .tma import op_st_async
-
-        return op_st_async(ins, program)
     mem, s = ins.ops[:2]
     size, space = TYPE_BYTES[p[-1]], _space(p)
     items = s.items if isinstance(s, Vec) else (s,)
@@ -223,6 +216,3 @@ def thread_fence(F, mask):
                 fences[lane] = F.release(1 << lane)
     else:
         fences[mask.bit_length() - 1] = F.release(mask)
-
-
-__all__ = ["FULL", "op_atom"]

@@ -109,10 +109,6 @@ def _await(F, m, pick):
     return True
 
 
-class _Pending:
-    """An arrival that waits for earlier copies of its thread."""
-
-
 def _mbarrier(ins):
     mem, noinc = ins.ops[0], "noinc" in ins.parts
 

@@ -56,11 +56,11 @@ class Shadow:
 class AsyncOp:
     """An asynchronous operation: its number, its issuer's clock when it started, and what it does when it runs."""
 
-    __slots__ = ("id", "clock", "line", "kind", "warp", "lane", "run", "group", "done", "cta", "waits", "waited")
+    __slots__ = ("id", "clock", "line", "kind", "warp", "lane", "run", "done", "cta", "waits", "waited")
 
     def __init__(self, number, clock, line, kind, warp, lane):
         self.id, self.clock, self.line, self.kind, self.warp, self.lane = number, clock, line, kind, warp, lane
-        self.run, self.group, self.done, self.cta = None, None, False, warp.cta
+        self.run, self.done, self.cta = None, False, warp.cta
         self.waited = False  # bulk groups: the issuing thread knows that the source is read
 
     def agent(self):

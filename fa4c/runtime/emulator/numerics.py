@@ -164,10 +164,6 @@ def lg2(f):
     return np.log2(f.astype(F8)).astype(F4)
 
 
-def fmax_nan(a, b):
-    return np.maximum(a, b)
-
-
 # --- integers -------------------------------------------------------------------------------------------------------
 def shl(a, n, bits):
     """Shift left; counts at or above the width give 0."""

@@ -4,7 +4,17 @@
 arithmetic, are compiled into blocks instead (codegen.py, program.py).
 """
 
-from . import atomics, mbarrier, sync, tcgen05, tma, warpmma, wgmma
+from . import atomics, cpasync, mbarrier, sync, tcgen05, tma, warpmma, wgmma
+
+
+def _op_st(ins, program):
+    return (tma.op_st_async if "async" in ins.parts else atomics.op_strong_st)(ins, program)
+
+
+def _op_cp(ins, program):
+    bulk = "bulk" in ins.parts
+    return (tma.op_cp if bulk else cpasync.op_cp_async)(ins, program)
+
 
 OPS = {
     "shfl": sync.op_shfl,
@@ -20,8 +30,8 @@ OPS = {
     "atom": atomics.op_atom,
     "red": atomics.op_atom,
     "ld": atomics.op_strong_ld,
-    "st": atomics.op_strong_st,
-    "cp": tma.op_cp,
+    "st": _op_st,
+    "cp": _op_cp,
     "wgmma": wgmma.op_wgmma,
     "ldmatrix": warpmma.op_ldmatrix,
     "stmatrix": warpmma.op_stmatrix,

@@ -6,7 +6,8 @@ from . import cfg, codegen, memory
 from .arithmetic import BlockCompiler
 from .counters import class_of
 from .errors import EmulatorError
-from .parser import TYPE_BYTES, Imm, Kernel, Mem, Module, Reg, Sink, Symbol, Vec, parse
+from .ops import OPS
+from .parser import TYPE_BYTES, Imm, Kernel, Mem, Module, Sink, Symbol, Vec, parse
 
 _CACHE = {}
 STRONG = ("acquire", "release", "relaxed", "volatile", "mmio", "acq_rel")
@@ -29,8 +30,6 @@ def load_program(ptx, entry, file):
 
 class Program:
     def __init__(self, module: Module, kernel: Kernel):
-        from .ops import OPS
-
         self.module, self.kernel, self.file = module, kernel, module.file
         self.ops = OPS
         self.symbols = {v.name: v for v in module.variables + kernel.variables}
@@ -266,6 +265,3 @@ def mapa(F, a, rank, generic, line):
         off = a - a.dtype.type(memory.SHARED_BASE)
         return (off & a.dtype.type(0xFFFFFF)) + (rank.astype(a.dtype) << a.dtype.type(24)) + a.dtype.type(memory.SHARED_BASE)
     return (a & a.dtype.type(0xFFFFFF)) | (rank.astype(a.dtype) << a.dtype.type(24))
-
-
-__all__ = ["Program", "load_program", "Reg"]

@@ -11,10 +11,13 @@ from collections import defaultdict
 import numpy as np
 
 from .errors import EmulatorError
-from .hazards import Hazards, merge_parts
-from .machine import CTA, DONE, PARKED, RUN, Cluster, Frag, Token, Warp, exit_lanes, mask_array, mask_int
-from .memory import PARAM_BASE, SHARED_RESERVED, Bytes, GlobalMemory
+from .hazards import AsyncOp, Hazards, merge_parts
+from .machine import CTA, DONE, PARKED, RUN, Cluster, Frag, Token, exit_lanes, mask_array, mask_int
+from .memory import SHARED_RESERVED, Bytes, GlobalMemory
 from .report import Report
+from .sync import check_cta_end
+from .tcgen05 import use_loads
+from .wgmma import check_block
 
 FIFO_BUDGET = 20000
 DEFAULT_RESIDENT = 16
@@ -177,8 +180,6 @@ class Launch:
             self.live.remove(cl)
             self.finished_clusters += 1
             for cta in cl.ctas:
-                from .sync import check_cta_end
-
                 check_cta_end(cta)
                 self.all_counters.append((cta.index, cta.counters))
                 cta.warps = []
@@ -245,8 +246,6 @@ class Launch:
 
     def new_op(self, F, kind, line, lane_mask, lane=None):
         """An asynchronous operation issued by lanes of a fragment."""
-        from .hazards import AsyncOp
-
         n = self.next_op
         self.next_op += 1
         clock = self.hazards.issue_clock(F, lane_mask) if self.hazards else None
@@ -269,12 +268,8 @@ class Launch:
                 c = code[F.block]
                 b = c.block
                 if warp.pending_regs:
-                    from .wgmma import check_block
-
                     check_block(F, c)
                 if warp.watch_loads:
-                    from .tcgen05 import use_loads
-
                     use_loads(F, b.upward)
                 if c.op is not None:
                     m = self._guard(F, c.instr)
@@ -429,6 +424,3 @@ def stderr_progress(done, total):
     """A progress line on a terminal."""
     if sys.stderr.isatty():
         print(f"\remulating: cluster {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-
-__all__ = ["Launch", "PARAM_BASE", "Warp", "stderr_progress"]

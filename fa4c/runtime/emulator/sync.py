@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .atomics import thread_fence
 from .codegen import Unsupported
 from .errors import EmulatorError
 from .hazards import FULL
@@ -365,8 +366,6 @@ def op_fence(ins, program):
             elif "mbarrier_init" in p:
                 F.warp.published |= F.warp.inits
             elif not proxy:
-                from .atomics import thread_fence
-
                 thread_fence(F, lanes)
         return True
 

@@ -12,8 +12,9 @@ from numpy.lib.stride_tricks import as_strided
 from .codegen import Unsupported
 from .errors import EmulatorError
 from .mbarrier import complete_tx, find
-from .memory import GLOBAL_BASE, PARAM_BASE, SHARED_BASE
-from .parser import Imm, Mem, Vec
+from .memory import PARAM_BASE, SHARED_BASE
+from .numerics import bf16_to_f32, f32_to_bf16
+from .parser import Imm, Vec
 
 SWIZZLE_MASK = {0: 0, 32: 1, 64: 3, 128: 7}
 _FORMATS = {
@@ -227,8 +228,6 @@ _NUMPY = {"f32": "f4", "f64": "f8", "u32": "u4", "s32": "i4", "u64": "u8", "s64"
 
 def _reduce(old, new, op, dtype):
     """op over raw bytes of a type; bf16 rounds once to nearest."""
-    from .numerics import bf16_to_f32, f32_to_bf16
-
     if dtype == "bf16":
         r = _REDUCE[op](bf16_to_f32(old.view("u2")), bf16_to_f32(new.view("u2")))
         return f32_to_bf16(r).astype("u2").view("u1")
@@ -268,10 +267,6 @@ def _shared(F, mem, lane, parts=()):
 def op_cp(ins, program):
     """cp.async.*, cp.reduce.async.*."""
     p = ins.parts
-    if p[1] == "async" and (len(p) < 3 or p[2] != "bulk"):
-        from .cpasync import op_cp_async
-
-        return op_cp_async(ins, program)
     if "prefetch" in p:
         return lambda F, m: True
     if "commit_group" in p:
@@ -481,10 +476,3 @@ def _run_st_async(F, op, address, values, size, bar, line):
         cl.smem.mem.views[size][at // size + k] = v
     F.counters.add("smem_bytes.dsmem", n)
     _signal(F, op, bar, n, line)
-
-
-def op_red_async(ins, program):
-    raise Unsupported("red.async")
-
-
-__all__ = ["GLOBAL_BASE", "Mem", "op_cp"]

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 
+from .cfg import defs_uses
 from .codegen import Unsupported
 from .errors import EmulatorError
 from .hazards import FULL
@@ -138,8 +139,6 @@ def _check_fence(F, ins, regs, a_regs):
 
 
 def _defs(ins):
-    from .cfg import defs_uses
-
     return defs_uses(ins)[0]
 
 
@@ -164,8 +163,6 @@ def check_block(F, code):
     if b.upward.isdisjoint(pending) and b.defs.isdisjoint(pending) and b.defs.isdisjoint(inputs):
         return
     k = F.launch.program.kernel
-    from .cfg import defs_uses
-
     for i in range(b.first, b.last):
         defs, uses = defs_uses(k.instrs[i])
         bad = next((r for r in (*uses, *defs) if r in pending), None)
