@@ -100,7 +100,7 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait]):
             return op_error(self, f"describes two tensors of the name '{twice}'", why="callers pass tensors by name")
         if not any(op.operation.name == "tile.launch" for op in _operations(self.body)):
             return op_error(self, "launches no kernel", why="nothing would write its outputs", fix='add a "tile.launch"')
-        return _no_stray_attributes(self.body)
+        return no_stray_attributes(self.body)
 
 
 def _tensor_entry_problem(kind, entry) -> str:
@@ -206,7 +206,7 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
     def verify_op(self) -> bool:
         if not len(self.body.blocks[0].operations):
             return op_error(self, "has an empty body", why="a kernel that does nothing writes none of its outputs")
-        return _no_stray_attributes(self.body)
+        return no_stray_attributes(self.body)
 
 
 class ProgramIdOp(Operation, name="program_id", traits=[ext.Pure]):
@@ -551,7 +551,7 @@ def _operations(region):
                 yield from _operations(nested)
 
 
-def _no_stray_attributes(region) -> bool:
+def no_stray_attributes(region) -> bool:
     """Upstream operations let any attribute pass; a misspelled one would be dropped silently further down."""
     for op in _operations(region):
         stray = stray_attribute(op)

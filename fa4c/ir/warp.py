@@ -8,13 +8,14 @@ a wgmma accumulator (PTX ISA, wgmma register fragments). Scalars stay SSA: `arit
 Top level of a kernel: tensor maps, buffers, pipelines, `init_barriers`, then one `warp.role` for each group of warps.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from .base import make_operation_base, optional
 from .diagnostics import op_error
 from .mlir import ext, ir
-from .tile import check_yield, space_of
+from .tile import check_yield, no_stray_attributes, space_of
 
 
 class Warp(ext.Dialect, name="warp"):
@@ -48,6 +49,8 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
     body: ext.Region
 
     def verify_op(self) -> bool:
+        if not _has_work(self) or not no_stray_attributes(self.body):
+            return False
         threads = self.threads.value
         return (threads % 32 == 0 and 32 <= threads <= 1024) or op_error(
             self, f"has {threads} threads", why="a CTA has 32 to 1024 threads, whole warps"
@@ -259,6 +262,8 @@ class ElectOp(Operation, name="elect", traits=[ir.NoTerminatorTrait]):
     body: ext.Region
 
     def verify_op(self) -> bool:
+        if not _has_work(self):
+            return False
         return self.scope.value in ("warp", "warpgroup") or op_error(
             self, f"has scope = {self.scope}", why='known are "warp" and "warpgroup"'
         )
@@ -483,6 +488,8 @@ class WhenOp(Operation, name="when", traits=[ir.NoTerminatorTrait]):
     body: ext.Region
 
     def verify_op(self) -> bool:
+        if not _has_work(self):
+            return False
         kind = self.cond.type
         row_flags = space_of(kind) == "reg" and kind.rank == 1 and str(kind.element_type) == "i1"
         return row_flags or str(kind) == "i1" or op_error(self, f"has cond of type {kind}", why="cond is an i1, or one i1 a row")
@@ -570,8 +577,12 @@ class PtxOp(Operation, name="ptx", traits=[ext.Pure]):
                 why="the text is put into a string of the emitted source",
                 fix="write one line without quotes and backslashes",
             )
-        missing = [f"${n}" for n in range(len(self.inputs) + 1) if f"${n}" not in text]
-        return not missing or op_error(self, f"has asm without {missing[0]}", why="$0 is the result, $1... are the operands")
+        named, wanted = set(re.findall(r"\$\d+", text)), {f"${n}" for n in range(len(self.inputs) + 1)}
+        if wanted - named:
+            return op_error(self, f"has asm without {min(wanted - named)}", why="$0 is the result, $1... are the operands")
+        return named == wanted or op_error(
+            self, f"has asm with {min(named - wanted)}, but {len(self.inputs)} inputs", why="$0 is the result, $1... are the operands"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------------ helpers
@@ -621,6 +632,10 @@ def _moves_boxes(op) -> bool:
     return spans[0] == spans[1] or op_error(
         op, f"has a descriptor of swizzle {spans[0]} and a buffer of swizzle {spans[1]}", why="both order the same bytes"
     )
+
+
+def _has_work(op) -> bool:
+    return len(op.body.blocks[0].operations) > 0 or op_error(op, "has an empty body", why="it does nothing", fix="remove it")
 
 
 def _barrier_id(op) -> bool:

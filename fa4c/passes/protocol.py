@@ -73,12 +73,13 @@ def _tree(block) -> list:
 class _Scalars:
     """Values of index scalars: sampled where the kernel reads them from outside, computed elsewhere."""
 
-    def __init__(self, rng, sample, known=None):
+    def __init__(self, rng, sample, known=None, outside=None):
         self.rng, self.sample, self.known = rng, sample, known or {}
+        self.outside = {} if outside is None else outside  # sizes, scalars of the launch, this CTA's place: one value for all roles
 
     def fork(self) -> _Scalars:
-        """The same values so far; loops run apart from here on."""
-        return _Scalars(self.rng, self.sample, dict(self.known))
+        """The same values so far, and the same outside; loops run apart from here on."""
+        return _Scalars(self.rng, self.sample, dict(self.known), self.outside)
 
     def value(self, v) -> int:
         if v not in self.known:
@@ -88,15 +89,15 @@ class _Scalars:
     def _compute(self, v) -> int:
         op = v.owner
         if isinstance(op, ir.Block):
-            return self.rng.choice((1, 2, 4))  # a scalar of the launch
+            return self._from_outside(v, (1, 2, 4))  # a scalar of the launch
         name = op.name
         if name == "tile.dim":
             tensor, axis = op.operands[0], op.attributes["axis"].value
             if not tensor.type.is_dynamic_dim(axis):
                 return tensor.type.shape[axis]
-            return self.known.setdefault((tensor, axis), _SIZES[self.rng.randrange(len(_SIZES))] if self.sample else 200)
+            return self._from_outside((tensor, axis), _SIZES if self.sample else (200,))
         if name == "tile.program_id":
-            return self.rng.choice((0, 0, 1, 2)) if self.sample else 0
+            return self._from_outside((name, ir.OpResult(v).result_number), (0, 0, 1, 2) if self.sample else (0,))
         if name == "arith.constant":
             return int(op.attributes["value"].value)
         if name in ("arith.index_cast", "arith.index_castui", "arith.extsi", "arith.trunci"):
@@ -105,6 +106,11 @@ class _Scalars:
         if rule is None or not isinstance(v.type, (ir.IndexType, ir.IntegerType)):
             return self.rng.choice((0, 1, 100))
         return rule(op, *[self.value(o) for o in op.operands])
+
+    def _from_outside(self, key, choices) -> int:
+        if key not in self.outside:
+            self.outside[key] = self.rng.choice(choices)
+        return self.outside[key]
 
 
 def _div(a, b):
