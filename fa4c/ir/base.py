@@ -99,6 +99,8 @@ def make_operation_base(dialect: type) -> type:
             super().__init_subclass__(**kwargs)
             cls._attribute_kinds = _take_kinds_irdl_cannot_name(cls._fields, cls._attribute_kinds)
             cls._optional = merged
+            cls._parts = ext.partition_fields(cls._fields)  # verifiers run often: read once
+            cls._expanded = any(variadic.is_expanded(field) for fields in (cls._parts[0], cls._parts[2]) for field in fields)
             for name, spec in merged.items():
                 setattr(cls, name, _optional_property(name, spec))
             if kwargs.get("name"):
@@ -150,7 +152,7 @@ def _init_with_optional(init, optional_attrs, inferred_segments):
 
 
 def _generic_checks(op) -> bool:
-    operands, attrs, results, regions = ext.partition_fields(type(op)._fields)
+    operands, attrs, results, regions = op._parts
     operation = op.operation
     for what, fields, values, segments in (
         ("operand", operands, operation.operands, "operandSegmentSizes"),

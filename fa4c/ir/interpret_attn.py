@@ -122,7 +122,7 @@ def _from_grouped(tensor: TensorFacts, array: np.ndarray, layout: str, packed: t
     heads = (sizes["hkv"], _groups(sizes)) if "hq" in axes else ((sizes["hkv"], 1) if "hkv" in axes else (1, 1))
     array = np.broadcast_to(array, (sizes["b"] if "b" in axes else 1, *heads, *dims))
     shape = [sizes[axis] for axis in axes]
-    array = array.reshape(*shape, *dims)
+    array = array.reshape([*shape, *dims])
     names = [*axes, *tensor.dims]
     return np.ascontiguousarray(array.transpose([names.index(name) for name in order])) if order else array.copy()
 

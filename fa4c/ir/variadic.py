@@ -42,6 +42,8 @@ def _slots(field) -> list:
 
 def expand(op) -> None:
     """Put on the segment sizes that IRDL wants. The operation's own ones, and its counts, are already checked."""
+    if not op._expanded:
+        return
     for what, fields, values in _lists(op):
         if any(is_expanded(field) for field in fields):
             sizes = group_sizes(op, fields, len(values), SEGMENTS[what])
@@ -53,6 +55,8 @@ def expand(op) -> None:
 
 def collapse(op) -> None:
     """Take them off again: back to one size a group, or to none where the count says it."""
+    if not op._expanded:
+        return
     for what, fields, _ in _lists(op):
         name = SEGMENTS[what]
         if name not in op.attributes or not any(is_expanded(field) for field in fields):
@@ -80,5 +84,5 @@ def group_sizes(op, fields, count: int, segment_name: str) -> list[int]:
 
 
 def _lists(op):
-    operands, _, results, _ = ext.partition_fields(type(op)._fields)
+    operands, _, results, _ = op._parts
     return (("operand", operands, op.operation.operands), ("result", results, op.operation.results))

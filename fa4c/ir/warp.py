@@ -178,8 +178,8 @@ class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
 class WalkOp(Operation, name="walk", traits=[ir.NoTerminatorTrait]):
     """A role's part of `tile.walk`: its body for each tile of this CTA, the same ones for all roles.
 
-    The role that has the `queue` takes the next tile and passes its number on, through the i32 at byte `word` of shared memory guarded by the pipe of
-    `state`; the others follow. `state` is absent until `warp-insert-barriers` has run.
+    The role that has the `queue` takes the next tile and passes its number on, through the i32 at byte `word` of shared memory guarded by
+    the pipe of `state`; the others follow. `state` is absent until `warp-insert-barriers` has run.
     """
 
     tiles: ext.Operand[Any]

@@ -47,7 +47,7 @@ class Kernel:
         self.values: dict = {}  # attn value -> tile, or Unnormalised
         self.statistics: dict[int, Statistics] = {}
         self.accumulators: dict[int, object] = {}
-        self._loaded: dict = {}  # (tensor name, rows or keys) -> tile in shared memory
+        self._row_tiles: dict = {}  # tensor name -> tile in shared memory
         self._guarded: dict = {}
         self._column0 = self._tail = None
 
@@ -66,7 +66,7 @@ class Kernel:
             self._emit_block(bounds)
             scf.YieldOp(self._state())
         self._set_state(list(loop.results))
-        self._column0, self._loaded = None, {}
+        self._column0 = None
         self._emit_after()
 
     # -- the loop --------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Kernel:
         for operation in self.plan.operations:
             if operation.name == "attn.gemm" and self.plan.dims_of(operation.results[0]) == SPACE:
                 with operation.location:
-                    self._tile(self.plan.tensors[operation.operands[0]], "m")
+                    self._row_tile(self.plan.tensors[operation.operands[0]])
 
     def _start_state(self) -> None:
         rows = self.shape.block_m
@@ -163,11 +163,11 @@ class Kernel:
 
     def block_gemm(self, position: int, op) -> None:
         if self.plan.dims_of(op.out) == SPACE:
-            q, k = self._tile(self.plan.tensors[op.a], "m"), self._tile(self.plan.tensors[op.b], "n")
+            q, k = self._row_tile(self.plan.tensors[op.a]), self._key_tile(self.plan.tensors[op.b])
             self.values[op.out] = MmaOp(a=q, b=k, acc=None, transpose_b=ir.BoolAttr.get(True), out=self._score_type("f32")).out
             return
         p = self._operand(position, op.a)
-        v = self._tile(self.plan.tensors[op.b], "n")
+        v = self._key_tile(self.plan.tensors[op.b])
         acc = self._rescaled(position, op.a)
         self.accumulators[position] = MmaOp(a=p, b=v, acc=acc, out=acc.type).out
 
@@ -189,7 +189,7 @@ class Kernel:
         self.values[op.out] = emit_map([scores], scores.type, body, cond=cond)
 
     def _inside_interval(self, position: int, op, row, column):
-        """Whether the row sees the key, by its bounds: limits that depend on the row only, so that each element costs one comparison a bound."""
+        """Whether the row sees the key, by its bounds: limits depend on the row only, so an element costs one comparison a bound."""
         yielded = self.frame.inline(op.bounds.blocks[0], self._indices(op.bounds.blocks[0], 0, row, column))
         limit = arith.subi(arith.minsi(yielded[HI], self.frame.size("n")), self._column0)
         seen = arith.cmpi(_SLT, column, limit)
@@ -324,13 +324,18 @@ class Kernel:
 
     # -- both phases -----------------------------------------------------------------------------------------
 
-    def _tile(self, tensor, dim: str):
-        """The tile of an argument with this CTA's rows, or with this block's keys; loaded once."""
-        if (tensor.name, dim) not in self._loaded:
-            first, rows = (self.frame.row0, self.shape.block_m) if dim == "m" else (self._column0, self.shape.block_n)
-            buffers = 1 if dim == "m" else self.shape.buffers
-            self._loaded[tensor.name, dim] = self.frame.load_tile(tensor, first, rows, self.padded(tensor.shape[1]), buffers)
-        return self._loaded[tensor.name, dim]
+    def _row_tile(self, tensor):
+        """The tile of an argument with this CTA's rows; loaded once."""
+        if tensor.name not in self._row_tiles:
+            self._row_tiles[tensor.name] = self.frame.load_tile(
+                tensor, self.frame.row0, self.shape.block_m, self.padded(tensor.shape[1]), 1
+            )
+        return self._row_tiles[tensor.name]
+
+    def _key_tile(self, tensor):
+        """The tile of an argument with this block's keys, for one MMA. Two MMAs that read one tensor may run for different blocks at a time,
+        so that each has its own copy."""
+        return self.frame.load_tile(tensor, self._column0, self.shape.block_n, self.padded(tensor.shape[1]), self.shape.buffers)
 
     def _map_of(self, op, out):
         """A map: tiles are its inputs, arguments are read element by element."""

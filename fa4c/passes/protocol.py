@@ -51,7 +51,14 @@ class _Program:
         self.shared_scalars += [r for op in operations if not isinstance(op, _STORAGE) for r in op.operation.results]
         self.buffers = [op.out for op in operations if isinstance(op, warp.BufferOp)]
         self.overlapping = {a: [b for b in self.buffers if b != a and _overlap(byte_range(a), byte_range(b))] for a in self.buffers}
+        self._values = {}
         self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
+
+    def values_in(self, op) -> list:
+        """Values that the body of a loop computes."""
+        if op not in self._values:
+            self._values[op] = _values_in(op.operation.regions[0].blocks[0])
+        return self._values[op]
 
 
 _STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp)
@@ -162,14 +169,21 @@ class _Place:
     released: bool = False
 
 
-def _forget(block, known) -> None:
+def _forget(values, known) -> None:
     """What the last iteration computed."""
+    for value in values:
+        known.pop(value, None)
+
+
+def _values_in(block) -> list:
+    """Results of all operations of a block, nested ones too; `arith` ones are the only ones that scalars are computed from."""
+    found = []
     for op in block.operations:
-        for result in op.operation.results:
-            known.pop(result, None)
+        found += op.operation.results
         for region in op.operation.regions:
             for inner in region.blocks:
-                _forget(inner, known)
+                found += _values_in(inner)
+    return found
 
 
 class _Agent:
@@ -285,7 +299,7 @@ class _Machine:
                 lower, upper, step = (agent.scalars.value(v) for v in list(op.operation.operands)[:3])
                 induction = op.operation.regions[0].blocks[0].arguments[0]
                 for i in range(lower, upper, step):
-                    _forget(op.operation.regions[0].blocks[0], agent.scalars.known)
+                    _forget(self.program.values_in(op), agent.scalars.known)
                     agent.scalars.known[induction] = i
                     yield from self.walk(agent, body)
             elif name == "scf.if":
@@ -309,7 +323,7 @@ class _Machine:
         block, place = op.body.blocks[0], agent.places[op.state]
         slot = self.slot(place)
         for number in self.tiles:
-            _forget(block, agent.scalars.known)
+            _forget(self.program.values_in(op), agent.scalars.known)
             agent.scalars.known[block.arguments[0]] = number
             yield from self.walk(agent, body)
             if op.queue is not None:

@@ -1,8 +1,8 @@
 """One CTA works on several tiles: the next tile's first copies run under the end of the last tile.
 
 A CTA that does one tile starts with nothing to compute while its first copies are under way, and ends with nothing to copy. At short
-sequences these 3 to 4 us are a third of the time. A persistent kernel launches as many CTAs as fit and lets each walk through the tiles; the
-load role runs ahead into the next tile as far as its buffers allow, the output is stored while the next tile computes.
+sequences these 3 to 4 us are a third of the time. A persistent kernel launches as many CTAs as fit and lets each walk through the tiles:
+the load role runs ahead into the next tile as far as its buffers allow, the output is stored while the next tile computes.
 
 Where all tiles are alike, tiles lie `grid` apart (`scf.for`). Where the trip count of the block loop depends on the tile (a causal mask), a
 fixed distribution leaves some CTAs with more work than others (H200, head dim 128, causal, 4k: 12 % slower than one CTA a tile), so a
@@ -88,7 +88,7 @@ def _queue_argument(block, location):
     """A new argument behind the tensors; the scalars behind it are made anew, since arguments can only be added at the end."""
     scalars = [a for a in block.arguments if tile.space_of(a.type) != "gmem"]
     first = len(block.arguments) - len(scalars)
-    queue = block.add_argument(_queue_type(), location)
+    block.add_argument(_queue_type(), location)
     for scalar in scalars:
         scalar.replace_all_uses_with(block.add_argument(scalar.type, location))
     for _ in scalars:
