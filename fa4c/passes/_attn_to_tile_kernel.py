@@ -333,8 +333,8 @@ class Kernel:
         return self._row_tiles[tensor.name]
 
     def _key_tile(self, tensor):
-        """The tile of an argument with this block's keys, for one MMA. Two MMAs that read one tensor may run for different blocks at a time,
-        so that each has its own copy."""
+        """The tile of an argument with this block's keys, for one MMA. Two that read one tensor may run for different blocks at a time, so
+        each has a copy of its own."""
         return self.frame.load_tile(tensor, self._column0, self.shape.block_n, self.padded(tensor.shape[1]), self.shape.buffers)
 
     def _map_of(self, op, out):

@@ -81,18 +81,18 @@ def _check_operands(plan: Plan, target) -> None:
 
 
 def _demand(plan: Plan, step: int) -> Demand:
-    rows, columns, accumulators = {}, {}, []
+    rows, columns, accumulators = {}, [], []
     for operation in plan.operations:
         if operation.name != "attn.gemm":
             continue
         a, b = (plan.tensors.get(value) for value in operation.operands)
         if a is not None:
             rows[a.name] = _padded(a.shape[1], step)
-        columns[b.name] = _padded(b.shape[1], step)
+        columns.append(_padded(b.shape[1], step))
         if plan.dims_of(operation.results[0]) != SPACE:
             accumulators.append(_padded(b.shape[1], step))
     softmaxes = sum(operation.name == "attn.softmax" for operation in plan.operations)
-    return Demand(tuple(rows.values()), tuple(columns.values()), tuple(accumulators), _live_halves(plan), softmaxes)
+    return Demand(tuple(rows.values()), tuple(columns), tuple(accumulators), _live_halves(plan), softmaxes)
 
 
 def _live_halves(plan: Plan) -> int:

@@ -299,6 +299,20 @@ VARIANTS = {
     }""",
         arguments=(argument("tau", "tensor<?xf32>", "", "hq_table"),),
     ),
+    "two values of one P": function(
+        gemm_qk() + softmax(x="s") + cast("pc", "p") + gemm_pv() + map_op("t", ["p"], DROP) + cast("tc", "t") + gemm_pv("o2", "tc"),
+        [O, ("o2", "tensor<?x16xf32>", "m dv")],
+    ),
+    "two scores of one K": function(
+        gemm_qk()
+        + gemm_qk("s2", "q2", "k")
+        + map_op("t", ["s", "s2"], "\n    %y = arith.mulf %xs, %xs2 : f32", shapes=("?x?", "?x?"))
+        + softmax(x="t")
+        + cast("pc", "p")
+        + gemm_pv(),
+        [O],
+        arguments=QK2[:1],
+    ),
     "keys as values": function(gemm_qk() + softmax(x="s") + cast("pc", "p") + gemm_pv(v="k"), [("o", "tensor<?x16xf32>", "m d"), LSE]),
     "heads of keys only": attention(mask=CAUSAL, kv="b hq"),
     "keys for the whole batch": attention(mask=CAUSAL, kv="hkv"),
@@ -360,9 +374,10 @@ def test_every_operation_has_a_place_in_the_file():
         ("{transpose_b", "transpose_b"),
     ):
         line = next(line for line in printed.splitlines() if name in line)
-        alias = re.search(r"loc\((#loc\d+)\)", line)[1]
-        number = int(re.search(rf'^{alias} = loc\("test.mlir":(\d+):', printed, re.MULTILINE)[1])
-        assert source in lines[number - 1]
+        place = line
+        while (found := re.search(r'"test.mlir":(\d+):', place)) is None:  # an alias, or a name around one
+            place = re.search(rf"^{re.findall('#loc[0-9]*', place)[-1]} = (.*)$", printed, re.MULTILINE)[1]
+        assert source in lines[int(found[1]) - 1], (name, place)
 
 
 # -- which blocks are visited, and which of them are masked --------------------------------------------------
