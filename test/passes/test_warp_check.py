@@ -46,9 +46,9 @@ def _operands(op):
 
 
 def _in_loop(op) -> bool:
-    while op.name not in ("scf.for", "warp.role"):
+    while op.name not in ("scf.for", "warp.walk", "warp.role"):
         op = op.parent.operation
-    return op.name == "scf.for"
+    return op.name != "warp.role"
 
 
 def _fenced_before(op) -> bool:
@@ -63,19 +63,23 @@ def _fenced_before(op) -> bool:
     return False
 
 
-def left_out():
-    for example in (CAUSAL, "tile/gemm.mlir"):
-        text = wf.complete(example)
+# A kernel of one tile a CTA, one that walks through tiles, and one of another shape.
+PLAIN, WALKS, GEMM = (CAUSAL, ("tile-persistent",)), (CAUSAL, ()), ("tile/gemm.mlir", ("tile-persistent",))
+
+
+def left_out(*kernels):
+    for example, disabled in kernels:
+        text = wf.complete(example, disabled=disabled)
         with wf.new_context() as context, ir.Location.unknown():
             operations = wf.Operations(wf.parse_module(text, "kernel.mlir", context))
             for name in SYNCHRONISING:
                 for n, op in enumerate(operations.all(name)):
-                    yield pytest.param(example, name, n, why_harmless(op), id=f"{example}-{name}-{n}")
+                    yield pytest.param(example, disabled, name, n, why_harmless(op), id=f"{example}-{'-'.join(disabled)}-{name}-{n}")
 
 
-@pytest.mark.parametrize(("example", "name", "n", "harmless"), left_out())
-def test_leaving_out_is_found(example, name, n, harmless):
-    said = wf.verdict(wf.complete(example), lambda ops: ops.all(name)[n].erase())
+@pytest.mark.parametrize(("example", "disabled", "name", "n", "harmless"), left_out(PLAIN, WALKS, GEMM))
+def test_leaving_out_is_found(example, disabled, name, n, harmless):
+    said = wf.verdict(wf.complete(example, disabled=disabled), lambda ops: ops.all(name)[n].erase())
     if harmless:
         assert said == "", (said, harmless)
     else:
@@ -83,12 +87,16 @@ def test_leaving_out_is_found(example, name, n, harmless):
 
 
 def test_harmless_ones_are_few():
-    """Three in causal: the last places of K and V on either side, and the second fence of the loop."""
-    harmless = [f"{p.values[0]} {p.values[1]}: {p.values[3]}" for p in left_out() if p.values[3]]
-    assert sorted(line.split(":")[0] for line in harmless) == [f"{CAUSAL} advance", f"{CAUSAL} advance", f"{CAUSAL} wgmma_fence"]
+    """Three in causal of one tile a CTA: the last places of K and V on either side, and the second fence of the loop."""
+    assert [p.values[2] for p in left_out(PLAIN) if p.values[4]] == ["advance", "advance", "wgmma_fence"]
 
 
 # -- wrong numbers, wrong places ---------------------------------------------------------------------------------------------------------
+
+
+def one_tile() -> str:
+    """Causal, one tile a CTA."""
+    return wf.complete(CAUSAL, disabled=PLAIN[1])
 
 
 def pipe_of(ops, k: int):
@@ -201,14 +209,14 @@ HARMLESS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_found(fault):
-    said = wf.verdict(wf.complete(CAUSAL), fault.apply)
+    said = wf.verdict(one_tile(), fault.apply)
     assert wf.is_located(said), said
     assert wf.re.search(fault.message, said), said
 
 
 @pytest.mark.parametrize("fault", HARMLESS, ids=lambda fault: fault.name)
 def test_what_is_no_fault_passes(fault):
-    assert wf.verdict(wf.complete(CAUSAL), fault.apply) == ""
+    assert wf.verdict(one_tile(), fault.apply) == ""
 
 
 # -- a buffer that lies over another one -------------------------------------------------------------------------------------------------
@@ -216,7 +224,7 @@ def test_what_is_no_fault_passes(fault):
 
 def test_output_over_q_needs_a_barrier_of_the_role():
     """At head dim 256, O goes where Q was; all warpgroups must have read Q before one of them overwrites it."""
-    text = wf.complete(CAUSAL, head_dim=(256, 256))
+    text = wf.complete(CAUSAL, head_dim=(256, 256), disabled=PLAIN[1])
     assert wf.verdict(text) == ""
 
     def barrier_of_the_role(ops):
