@@ -17,6 +17,7 @@ LOGIC = frozenset(("and", "or", "xor"))
 FLOATS = ("f32", "f64", "bf16", "fp16")
 INTS = ("i32", "i64", "index")
 INDICES = ("b", "h", "i", "j")
+SIZES = ("m", "n", "hq", "hkv")
 
 
 def round_constant(value, dtype: str):
@@ -63,8 +64,8 @@ class ExprBuilder:
         return self._add(["index", which], "index")
 
     def size(self, which: str) -> int:
-        if which not in ("m", "n"):
-            raise ValueError(f"no size {which!r}; there are m and n")
+        if which not in SIZES:
+            raise ValueError(f"no size {which!r}; there are {', '.join(SIZES)}")
         return self._add(["size", which], "index")
 
     def x(self, number: int = 0) -> int:

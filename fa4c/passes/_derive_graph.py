@@ -16,7 +16,7 @@ _WIDTHS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """`operands` are tensors, for maps those whose elements `exprs` read and those kept only for their space or axes."""
+    """`operands` are tensors, for maps those whose elements `exprs` read and those kept only for their space or axes (`attr`)."""
 
     op: str
     operands: tuple
@@ -61,7 +61,7 @@ class Graph:
         return p, self._make("softmax", (scores,), (scale, 1), (), scores.dims[:1], scores.axes, "f32")
 
     def reduce(self, x: Tensor, kind: str = "sum", dim: int | None = None) -> Tensor:
-        dim = len(x.dims) - 1 if dim is None else dim
+        x, dim = self.cast(x, "f32"), len(x.dims) - 1 if dim is None else dim
         return self._make("reduce", (x,), (kind, dim), (), x.dims[:dim] + x.dims[dim + 1 :], x.axes, "f32")
 
     def mask(self, scores: Tensor, predicate: Expr, bounds=()) -> Tensor:
@@ -70,8 +70,8 @@ class Graph:
         return self._make("band_mask" if bounds else "mask", (scores,), (), exprs, scores.dims, axes, "f32")
 
     def elem(self, x: Tensor) -> Expr:
-        """An element of a tensor; of one that only spreads another, an element of that."""
-        if x.op == "map" and x.exprs[0].op == "elem":
+        """An element of a tensor; of one that only spreads another over its space, an element of that."""
+        if x.op == "map" and x.exprs[0].op == "elem" and not x.attr:
             return self.elem(x.exprs[0].attr)
         return self.scalars.elem(x)
 
@@ -80,11 +80,17 @@ class Graph:
         (expr,), operands, found = self._space(dims, (expr,), like, axes)
         if expr.op == "elem" and expr.attr.dims == dims and len(operands) == 1:
             return expr.attr
-        return self._make("map", operands, (), (expr,), dims, found, expr.kind)
+        return self._make("map", operands, self._beyond(operands, expr, axes), (expr,), dims, found, expr.kind)
+
+    def _beyond(self, operands, expr: Expr, axes) -> tuple[str, ...]:
+        """The axes that a map was asked to vary over although nothing that it reads does."""
+        read = [node.attr.axes for node in expr.below() if node.op == "elem"]
+        return tuple(sorted(_missing(axes, union([*read, _axes((expr,))]))))
 
     def scatter(self, like_out: Tensor, dims, exprs, like=(), axes=()) -> Tensor:
         exprs, operands, found = self._space(dims, tuple(exprs), like, axes)
         axes = union([like_out.axes, found])
+        exprs = (self.scalars.convert(exprs[0], "f32"), *exprs[1:])
         return self._make("scatter", (like_out, *operands), (dims,), exprs, like_out.dims, axes, "f32")
 
     def _space(self, dims, exprs, like, wanted):
@@ -108,9 +114,18 @@ class Graph:
         """The same value, made to depend on the batch or head index, so that it counts once for each of them in a sum over that axis."""
         s = self.scalars
         for axis in sorted(axes):
-            always = s.compare("sge", s.index("b" if axis == "b" else "h"), s.const(0, "index"))
-            expr = s.select(always, expr, s.const(0.0, expr.kind))
+            counts = self.is_first("hq") if axis == "hkv" else s.compare("sge", s.index("b" if axis == "b" else "h"), s.const(0, "index"))
+            expr = s.select(counts, expr, s.const(0.0, expr.kind))
         return expr
+
+    def is_first(self, axis: str) -> Expr:
+        """Whether an element belongs to batch entry 0 ("b"), to the first query head of all ("hkv"), or of its KV head ("hq")."""
+        s = self.scalars
+        index = s.index("b" if axis == "b" else "h")
+        if axis == "hq":
+            group = s.make("arith.divsi", (s.size("hq"), s.size("hkv")), (), "index")
+            index = s.make("arith.remsi", (index, group), (), "index")
+        return s.compare("eq", index, s.const(0, "index"))
 
 
 def _missing(wanted, axes) -> set:
@@ -177,7 +192,7 @@ def _rebuilt(graph: Graph, tensor: Tensor, final: dict, inlined: dict) -> Tensor
             like.append(final[old])
     exprs = [graph.scalars.substitute(expr, replacements) for expr in tensor.exprs]
     if tensor.op == "map":
-        return graph.map(tensor.dims, exprs[0], like, tensor.axes)
+        return graph.map(tensor.dims, exprs[0], like, tensor.attr)
     return graph.scatter(operands[0], tensor.attr[0], exprs, like, tensor.axes)
 
 
@@ -267,9 +282,7 @@ class Emitter:
         block = ir.Block.create_at_start(region, kinds, [ir.Location.current] * len(kinds))
         leaves = {("elem", tensor): argument for tensor, argument in zip(elements, block.arguments)}
         leaves |= {("index", which): argument for which, argument in zip(("b", "h", 0, 1), list(block.arguments)[len(elements) :])}
-        values = {
-            node: leaves[node.op, node.attr] for expr in exprs for node in expr.below() if node.op in ("elem", "index")
-        }
+        values = {node: leaves[node.op, node.attr] for expr in exprs for node in expr.below() if node.op in ("elem", "index")}
         with ir.InsertionPoint(block):
             writer = Writer(values, self.values.__getitem__)
             YieldOp(values=[writer.write(expr) for expr in exprs])

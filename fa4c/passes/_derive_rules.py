@@ -283,15 +283,12 @@ def align(graph: Graph, tensors: list[Tensor], axes) -> list[Tensor]:
     for number, (tensor, level) in enumerate(zip(tensors, levels)):
         conditions = []
         if "b" not in axes and "b" not in tensor.axes and any("b" in t.axes for t in tensors):
-            conditions.append(s.index("b"))
-        if uneven and level == 0:
-            conditions.append(s.index("h"))
-        if uneven and level == 1:  # the first query head of each KV head
-            group = s.make("arith.divsi", (s.size("hq"), s.size("hkv")), (), "index")
-            conditions.append(s.make("arith.remsi", (s.index("h"), group), (), "index"))
+            conditions.append(graph.is_first("b"))
+        if uneven and level < 2:
+            conditions.append(graph.is_first("hkv" if level == 0 else "hq"))
         expr = s.wide(graph.elem(tensor))
         for condition in conditions:
-            expr = s.select(s.compare("eq", condition, s.const(0, "index")), expr, s.const(0.0, expr.kind))
+            expr = s.select(condition, expr, s.const(0.0, expr.kind))
         if conditions:
             aligned[number] = graph.map(tensor.dims, expr, [tensor])
     return aligned

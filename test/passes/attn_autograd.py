@@ -158,8 +158,10 @@ class Autograd:
             return values.reshape([values.numel() if axes == (k,) else 1 for k in range(rank)])
 
         shift = self.sizes["n"] - self.sizes["m"] if self.tree["align"] == "bottom_right" else 0
-        index = {"b": along(torch.arange(self.sizes["b"]), 0),
-                 "h": torch.arange(self.sizes["hq"]).reshape(1, *self.heads, *[1] * len(dims))}
+        index = {
+            "b": along(torch.arange(self.sizes["b"]), 0),
+            "h": torch.arange(self.sizes["hq"]).reshape(1, *self.heads, *[1] * len(dims)),
+        }
         for k, (name, dim, size) in enumerate(zip("ij", dims, shape)):
             index[name] = along(torch.arange(size) + (shift if dim == "m" else 0), 3 + k)
         known = []
@@ -185,6 +187,8 @@ class Autograd:
 
     def load(self, name, indices, rank):
         table = self.args[name]
+        if 0 in table.shape[3:]:
+            return torch.zeros((), dtype=table.dtype)
         heads = [torch.arange(table.shape[k]).reshape([-1 if k == a else 1 for a in range(rank)]) for k in range(3)]
         inside = torch.ones((), dtype=torch.bool)
         clipped = []

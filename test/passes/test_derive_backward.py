@@ -1,0 +1,409 @@
+"""attn-derive-backward against torch.autograd in float64: every rule, the variants of attention, and the counts that make it fast."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from attn_autograd import CONTEXT, check, expected, function_of, make_inputs, tree_of
+from attn_program import Program, attention
+
+from fa4c.ir import interpret_attn
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+SMALL = dict(b=2, hq=4, hkv=2, m=5, n=7)
+SHAPES = [SMALL, dict(b=1, hq=3, hkv=3, m=9, n=4), dict(b=2, hq=6, hkv=1, m=1, n=1), dict(b=1, hq=2, hkv=2, m=17, n=17)]
+EMPTY = [dict(b=1, hq=2, hkv=1, m=5, n=0), dict(b=1, hq=2, hkv=1, m=0, n=5), dict(b=0, hq=2, hkv=1, m=3, n=3)]
+# the constants of these rules (log 2, 2 / sqrt(pi)) are f32
+LOOSE, TIGHT = 3e-7, 1e-11
+
+
+def count(text: str, name: str = '"attn.gemm"') -> int:
+    return text.count(name)
+
+
+# -- scalar rules: one map over the scores, returned as it is ------------------------------------------------------------------------------
+
+
+def positive(e, x):
+    return e.op("add", e.op("mul", x, x), e.const(0.5, "f32"))
+
+
+UNARY = {name: (lambda e, x, name=name: e.op(name, x)) for name in ("exp", "exp2", "tanh", "erf", "abs", "neg", "sigmoid")}
+UNARY |= {name: (lambda e, x, name=name: e.op(name, positive(e, x))) for name in ("log", "log2", "sqrt", "rsqrt")}
+UNARY |= {
+    "floor adds nothing": lambda e, x: e.op("add", x, e.op("floor", x)),
+    "silu": lambda e, x: e.op("mul", x, e.op("sigmoid", x)),
+    "silu as a quotient": lambda e, x: e.op("div", x, e.op("add", e.const(1.0, "f32"), e.op("exp", e.op("neg", x)))),
+    "sigmoid by exp2": lambda e, x: e.op("div", e.const(1.0, "f32"), e.op("add", e.op("exp2", x), e.const(1.0, "f32"))),
+    "softplus": lambda e, x: e.op("log", e.op("add", e.const(1.0, "f32"), e.op("exp", x))),
+    "softplus by log2": lambda e, x: e.op("log2", e.op("add", e.const(1.0, "f32"), e.op("exp", x))),
+    "softplus by exp2": lambda e, x: e.op("log", e.op("add", e.const(1.0, "f32"), e.op("exp2", x))),
+    "relu": lambda e, x: e.op("max", x, e.const(0.0, "f32")),
+    "clamp": lambda e, x: e.op("min", e.op("max", x, e.const(-0.5, "f32")), e.const(0.5, "f32")),
+    "square by pow": lambda e, x: e.op("pow", x, e.const(2.0, "f32")),
+    "cube": lambda e, x: e.op("pow", x, e.const(3.0, "f32")),
+    "pow 1": lambda e, x: e.op("pow", x, e.const(1.0, "f32")),
+    "root by pow": lambda e, x: e.op("pow", positive(e, x), e.const(0.5, "f32")),
+    "x to the x": lambda e, x: e.op("pow", positive(e, x), x),
+    "exponential by pow": lambda e, x: e.op("pow", e.const(2.5, "f32"), x),
+    "remainder": lambda e, x: e.op("rem", x, e.const(0.75, "f32")),
+    "remainder by x": lambda e, x: e.op("rem", e.const(5.0, "f32"), positive(e, x)),
+    "quotient": lambda e, x: e.op("div", e.op("tanh", x), positive(e, x)),
+    "by a constant": lambda e, x: e.op("div", x, e.const(3.0, "f32")),
+    "constant over": lambda e, x: e.op("div", e.const(3.0, "f32"), positive(e, x)),
+    "difference": lambda e, x: e.op("sub", e.op("mul", x, x), e.op("exp", x)),
+    "itself minus itself": lambda e, x: e.op("sub", e.op("mul", x, x), x),
+    "where": lambda e, x: e.op("select", e.op("gt", x, e.const(0.0, "f32")), e.op("mul", x, x), e.op("neg", x)),
+    "index arithmetic": lambda e, x: e.op("mul", x, e.cast(e.op("sub", e.index("i"), e.index("j")), "f32")),
+    "through an integer": lambda e, x: e.op("mul", x, e.cast(e.cast(e.op("mul", x, e.const(3.0, "f32")), "i32"), "f32")),
+    "through bf16": lambda e, x: e.op("mul", x, e.cast(e.op("tanh", e.cast(x, "bf16")), "f32")),
+    "in bf16": lambda e, x: e.cast(e.op("mul", e.cast(x, "bf16"), e.op("exp", e.cast(x, "bf16"))), "f32"),
+    "through f64": lambda e, x: e.cast(e.op("tanh", e.op("mul", e.cast(x, "f64"), e.cast(x, "f64"))), "f32"),
+    "a constant": lambda e, x: e.const(1.0, "f32"),
+    "shared": lambda e, x: e.op("mul", e.op("add", e.op("tanh", x), x), e.op("sub", e.op("tanh", x), e.op("exp", x))),
+    "max of two": lambda e, x: e.op("max", e.op("tanh", x), e.op("mul", x, x)),
+}
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_scalar_rule(name):
+    p = Program()
+    p.qkv()
+    p.result("o", p.map([p.scores()], UNARY[name]))
+    check(p.text(), SMALL, wrt="qk", tolerance=LOOSE)
+
+
+BINARY = {
+    "mul": lambda e, x, y: e.op("mul", x, y),
+    "div": lambda e, x, y: e.op("div", x, positive(e, y)),
+    "max": lambda e, x, y: e.op("max", x, y),
+    "min": lambda e, x, y: e.op("min", x, y),
+    "pow": lambda e, x, y: e.op("pow", positive(e, x), y),
+    "rem": lambda e, x, y: e.op("rem", x, positive(e, y)),
+    "where": lambda e, x, y: e.op("select", e.op("lt", x, y), e.op("exp", y), e.op("mul", x, y)),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_scalar_rule_of_two(name):
+    p = Program()
+    p.qkv()
+    s = p.scores()
+    p.result("o", p.map([s, p.map([s], lambda e, x: e.op("tanh", x))], BINARY[name]))
+    check(p.text(), SMALL, wrt="qk", tolerance=LOOSE)
+
+
+def one_by_one(body) -> Program:
+    """f(q k) for head dim 8, with k chosen such that a score is q's first feature."""
+    p = Program()
+    p.qkv()
+    p.result("o", p.map([p.scores()], body))
+    return p
+
+
+def scores_of(values):
+    m = len(values)
+    q, k = torch.zeros(1, m, 1, 8, dtype=torch.float64), torch.zeros(1, 1, 1, 8, dtype=torch.float64)
+    q[0, :, 0, 0], k[..., 0] = torch.tensor(values, dtype=torch.float64), 1
+    return {"q": q, "k": k, "v": torch.zeros(1, 1, 1, 6, dtype=torch.float64)}, dict(b=1, hq=1, hkv=1, m=m, n=1)
+
+
+@pytest.mark.parametrize(
+    "name", ["relu", "clamp", "abs", "square by pow", "cube", "pow 1", "sigmoid", "silu as a quotient", "softplus", "tanh", "where"]
+)
+def test_ties_zeros_and_large_values(name):
+    """At ties and zeros as torch has it, and no NaN where exp overflows."""
+    values = [0.0, 0.5, -0.5, 1.0, -800.0, 800.0, 1e5, -1e5]
+    inputs, sizes = scores_of(values)
+    text = one_by_one(UNARY[name]).text()
+    module, function = function_of(text, "attn-derive-backward{wrt=q}")
+    ones = torch.ones(1, len(values), 1, 1, dtype=torch.float64)
+    with CONTEXT:
+        got = interpret_attn.run(function, {**inputs, "do": ones})["dq"][0, :, 0, 0]
+    x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    safe = {"sigmoid": torch.sigmoid, "silu as a quotient": torch.nn.functional.silu, "softplus": torch.nn.functional.softplus,
+            "relu": lambda x: torch.maximum(x, torch.zeros_like(x)), "abs": torch.abs, "tanh": torch.tanh,
+            "clamp": lambda x: torch.minimum(torch.maximum(x, torch.full_like(x, -0.5)), torch.full_like(x, 0.5)),
+            "square by pow": lambda x: x**2, "cube": lambda x: x**3, "pow 1": lambda x: x**1,
+            "where": lambda x: torch.where(x > 0, x * x, -x)}[name](x)  # fmt: skip
+    safe.sum().backward()
+    np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-6, atol=1e-9)
+
+
+def test_a_choice_leaves_no_nan_of_the_other_side():
+    """where(x > 0, log x, 0) and 1 / x: the side not taken has an infinite derivative or value, and counts for nothing."""
+    inputs, sizes = scores_of([0.0, -1.0, 2.0])
+    zero = [0.0, 0.0, 0.5]
+    for body, want in (
+        (lambda e, x: e.op("select", e.op("gt", x, e.const(0.0, "f32")), e.op("log", x), e.const(0.0, "f32")), zero),
+        (
+            lambda e, x: e.op("select", e.op("le", x, e.const(0.0, "f32")), e.const(1.0, "f32"), e.op("sqrt", e.op("mul", x, x))),
+            [0, 0, 1.0],
+        ),
+        (lambda e, x: e.op("mul", e.const(2.0, "f32"), e.op("select", e.op("gt", x, e.const(0.0, "f32")), e.op("log", x), x)), [2, 2, 1.0]),
+    ):
+        module, function = function_of(one_by_one(body).text(), "attn-derive-backward{wrt=q}")
+        with CONTEXT:
+            got = interpret_attn.run(function, {**inputs, "do": np.ones((1, 3, 1, 1))})
+        np.testing.assert_allclose(got["dq"][0, :, 0, 0], want, rtol=1e-9)
+
+
+# -- examples ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES + EMPTY, ids=str)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.mlir")), ids=lambda path: path.stem)
+def test_examples(path, shape):
+    text = check(path.read_text(), shape)
+    assert count(text) == 5 and count(text, '"attn.softmax"') == 0
+    assert count(check(path.read_text(), shape, of=["o", "lse"])) == 5
+    assert count(check(path.read_text(), shape, of=["lse"], wrt=["q", "k"])) == 3
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.mlir")), ids=lambda path: path.stem)
+def test_examples_after_other_passes(path):
+    """Band masks and the scale of a softmax are differentiated too."""
+    tree = tree_of(path.read_text())
+    inputs = make_inputs(tree, SMALL)
+    results = []
+    for pipeline in (
+        "attn-derive-backward",
+        "attn-simplify-mask,attn-fold-scale,attn-derive-backward",
+        "attn-derive-backward,attn-simplify-mask,attn-fold-scale,cse",
+    ):
+        module, function = function_of(path.read_text(), pipeline)
+        forward_module, forward = function_of(path.read_text())
+        with CONTEXT:
+            stored = interpret_attn.run(forward, inputs)
+            results.append(
+                interpret_attn.run(function, {**inputs, **stored, "do": np.cos(np.arange(stored["o"].size)).reshape(stored["o"].shape)})
+            )
+        assert count(str(module)) == 5
+    for other in results[1:]:
+        for name, value in results[0].items():
+            np.testing.assert_allclose(other[name], value, atol=3e-6, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("align", ["top_left", "bottom_right"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_alignments_and_layouts(align, layout):
+    for shape in SHAPES:
+        check(attention(mask=lambda p, s: p.causal(s), align=align, layout=layout).text(), shape, tolerance=TIGHT, of=["o", "lse"])
+
+
+# -- variants ------------------------------------------------------------------------------------------------------------------------------
+
+
+def sigmoid_attention(p: Program):
+    s = p.causal(p.scaled(p.scores()))
+    p.result("o", p.output(p.map([s], lambda e, x: e.op("sigmoid", x))), cast=True)
+
+
+def retention(p: Program):
+    def decay(e, x):
+        far = e.cast(e.op("sub", e.index("i"), e.index("j")), "f32")
+        kept = e.op("le", e.index("j"), e.index("i"))
+        return e.op("select", kept, e.op("mul", x, e.op("exp2", e.op("mul", far, e.const(-0.25, "f32")))), e.const(0.0, "f32"))
+
+    p.result("o", p.output(p.map([p.scores()], decay)), cast=True)
+
+
+def differential(p: Program):
+    p.arg("q2", "b hq", "m d"), p.arg("k2", "b hkv", "n d"), p.arg("weight", "hq", "", "f32")
+    first, lse = p.softmax(p.causal(p.scaled(p.scores())))
+    second, lse2 = p.softmax(p.causal(p.scaled(p.scores("q2", "k2"))))
+    both = p.map([first, second], lambda e, x, y: e.op("sub", x, e.op("mul", e.load("weight"), y)))
+    p.result("o", p.output(both), cast=True)
+    p.result("lse", lse)
+    p.result("lse2", lse2)
+
+
+def differential_outputs(p: Program):
+    p.arg("q2", "b hq", "m d"), p.arg("k2", "b hkv", "n d")
+    first, lse = p.softmax(p.scaled(p.scores()))
+    second, lse2 = p.softmax(p.scaled(p.scores("q2", "k2")))
+    o1, o2 = p.output(first), p.output(second)
+    p.result("o", p.map([o1, o2], lambda e, x, y: e.op("sub", x, e.op("mul", e.const(0.3, "f32"), y))), cast=True)
+
+
+def keys_as_values(p: Program):
+    P, lse = p.softmax(p.causal(p.scaled(p.scores())))
+    p.result("o", p.output(P, "k"), cast=True)
+    p.result("lse", lse)
+
+
+def identity(p: Program):
+    p.result("o", p.output(p.scores()), cast=True)
+
+
+def squared_after_softmax(p: Program):
+    P, lse = p.softmax(p.causal(p.scaled(p.scores())))
+    p.result("o", p.output(p.map([P], lambda e, x: e.op("mul", x, x))), cast=True)
+    p.result("lse", lse)
+
+
+def dropout(p: Program):
+    def drop(e, x):
+        odd = e.op(
+            "eq",
+            e.op("rem", e.op("add", e.index("i"), e.op("mul", e.index("j"), e.const(3, "index"))), e.const(4, "index")),
+            e.const(0, "index"),
+        )
+        return e.op("select", odd, e.const(0.0, "f32"), e.op("mul", x, e.const(1.25, "f32")))
+
+    P, lse = p.softmax(p.causal(p.scaled(p.scores())))
+    p.result("o", p.output(p.map([P], drop)), cast=True)
+    p.result("lse", lse)
+
+
+def gated(p: Program):
+    p.arg("gate", "b hq", "m dv")
+    P, lse = p.softmax(p.causal(p.scaled(p.scores())))
+    o = p.output(P)
+    p.result("plain", o, cast=True)
+    p.result("o", p.map([o, "gate"], lambda e, x, g: e.op("mul", x, e.op("sigmoid", g))), cast=True)
+    p.result("lse", lse)
+
+
+def distances(p: Program):
+    """-|q - k|^2 / 2: row and column vectors of the score space, one of them over KV heads only."""
+    qq = p.reduce(p.map(["q"], lambda e, x: e.op("mul", x, x)))
+    kk = p.reduce(p.map(["k"], lambda e, x: e.op("mul", x, x)))
+    half = lambda e, s, a, b: e.op("sub", s, e.op("mul", e.const(0.5, "f32"), e.op("add", a, b)))  # noqa: E731
+    P, lse = p.softmax(p.map([p.scores(), qq, kk], half))
+    p.result("o", p.output(P), cast=True)
+    p.result("lse", lse)
+
+
+def normalised(p: Program):
+    """The row maximum and the row sum by hand, no softmax operation."""
+    s = p.scaled(p.scores())
+    top = p.reduce(s, "max")
+    e_s = p.map([s, top], lambda e, x, t: e.op("exp", e.op("sub", x, t)))
+    total = p.reduce(e_s)
+    p.result("o", p.map([p.output(e_s), total], lambda e, x, t: e.op("div", x, t)), cast=True)
+
+
+def column_statistics(p: Program):
+    """A softmax over queries: sums over the first dimension, used as a column vector."""
+    e_s = p.map([p.scaled(p.scores())], lambda e, x: e.op("exp", x))
+    total, top = p.reduce(e_s, "sum", 0), p.reduce(e_s, "max", 0)
+    p.result("o", p.output(p.map([e_s, total, top], lambda e, x, t, u: e.op("div", e.op("mul", x, u), t))), cast=True)
+
+
+def to_a_scalar(p: Program):
+    rows = p.reduce(p.map([p.scores()], lambda e, x: e.op("tanh", x)))
+    total = p.reduce(p.map([rows], lambda e, x: e.op("mul", x, x)))
+    p.result("loss", total)
+    p.result("again", total, axes="")
+    p.result("rows", rows)
+
+
+def self_scores(p: Program):
+    s = p.gemm("q", "q", tb=True)
+    rows = p.reduce(s)
+    p.result("o", p.reduce(p.map([s, rows], lambda e, x, r: e.op("mul", e.op("tanh", x), r))))
+
+
+def transposed_gemms(p: Program):
+    st = p.gemm("k", "q", tb=True)
+    t = p.map([st], lambda e, x: e.op("tanh", x))
+    p.result("o", p.gemm(p.cast(t), "v", ta=True), cast=True)
+    vt = p.gemm("v", p.cast(t), ta=True)
+    p.result("vt", vt)
+    p.result("both", p.gemm("v", p.cast(p.map([p.scores()], lambda e, x: e.op("sigmoid", x))), ta=True, tb=True))
+
+
+def scores_returned(p: Program):
+    P, lse = p.softmax(p.causal(p.scaled(p.scores())))
+    p.result("p", P)
+    p.result("o", p.output(P), cast=True)
+    p.result("lse", lse)
+
+
+def f32_results(p: Program):
+    P, lse = p.softmax(p.scaled(p.scores()))
+    p.result("o", p.output(P))
+    p.result("lse", lse)
+
+
+def lse_of_the_lse(p: Program):
+    P, lse = p.softmax(p.scaled(p.scores()))
+    o = p.output(P)
+    p.result("o", p.map([o, lse], lambda e, x, t: e.op("mul", x, e.op("tanh", t))), cast=True)
+    p.result("lse", lse)
+
+
+def two_masks_one_mapped(p: Program):
+    near = p.mask(p.causal(p.scores()), lambda e, i, j: e.op("ge", j, e.op("sub", i, e.const(2, "index"))))
+    p.result("o", p.output(p.map([near], lambda e, x: e.op("sigmoid", x))), cast=True)
+
+
+VARIANTS = {f.__name__: f for f in (
+    sigmoid_attention, retention, differential, differential_outputs, keys_as_values, identity, squared_after_softmax, dropout, gated, distances,
+    normalised, column_statistics, to_a_scalar, self_scores, transposed_gemms, scores_returned, f32_results, lse_of_the_lse,
+    two_masks_one_mapped,
+)}  # fmt: skip
+GEMMS = {"sigmoid_attention": 5, "retention": 5, "differential": 8, "keys_as_values": 5, "identity": 5, "squared_after_softmax": 5, "dropout": 5,
+         "gated": 5, "distances": 5, "f32_results": 5}  # fmt: skip
+
+
+@pytest.mark.parametrize("align", ["top_left", "bottom_right"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(name, align):
+    p = Program(align=align)
+    p.qkv()
+    VARIANTS[name](p)
+    for shape in SHAPES + (EMPTY[:1] if name not in ("normalised", "column_statistics") else []):
+        text = check(p.text(), shape, options="of=" + ",".join(r["name"] for r in p.tree["results"]), tolerance=LOOSE)
+    assert count(text) == GEMMS.get(name, count(text)), text
+    text = check(p.text(), SMALL, tolerance=LOOSE)
+    assert count(text) == GEMMS.get(name, count(text)), text
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_factor_behind_the_mask(shape):
+    """-inf * c has no derivative in c, but a masked score's gradient is 0 and stays so. As if the mask came last."""
+    made = []
+    for first in (True, False):
+        p = Program()
+        p.qkv()
+        p.arg("temperature", "hq", "", "f32")
+        s = p.causal(p.scores()) if first else p.scores()
+        s = p.map([s], lambda e, x: e.op("mul", x, e.op("abs", e.load("temperature"))))
+        P, lse = p.softmax(s if first else p.causal(s))
+        p.result("o", p.output(P), cast=True)
+        p.result("lse", lse)
+        made.append(p.text())
+    tree = tree_of(made[1])
+    inputs = make_inputs(tree, shape)
+    gradients = {"do": torch.from_numpy(np.random.default_rng(0).standard_normal((shape["b"], shape["m"], shape["hq"], 6)))}
+    stored, want = expected(tree, shape, inputs, ["q", "k", "v", "temperature"], {"o": gradients["do"]})
+    for text in made:
+        module, function = function_of(text, "attn-derive-backward")
+        with CONTEXT:
+            got = interpret_attn.run(function, {**inputs, **stored, **gradients})
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name], value.numpy(), atol=1e-11, err_msg=name)
+
+
+def test_of_two_outputs_one_unused():
+    p = Program()
+    p.qkv()
+    p.arg("w", "b hkv", "n dv")
+    P, lse = p.softmax(p.scaled(p.scores()))
+    p.result("o", p.output(P), cast=True)
+    p.result("other", p.output(P, "w"), cast=True)
+    p.result("lse", lse)
+    assert count(check(p.text(), SMALL, tolerance=TIGHT)) == 7
+    text = check(p.text(), SMALL, of=["o"], tolerance=TIGHT)
+    assert count(text) == 5 and "dother" not in text and '"other"' not in text
+
+
+def test_only_what_is_asked_for():
+    text = attention(mask=lambda p, s: p.causal(s)).text()
+    for wrt, gemms in ((["v"], 2), (["q"], 3), (["k"], 3), (["q", "v"], 4), (["q", "k", "v"], 5)):
+        assert count(check(text, SMALL, wrt=wrt, tolerance=TIGHT)) == gemms
+    assert "attn.reduce" not in check(text, SMALL, wrt=["v"])  # no delta
+    assert 'attn.name = "o"' not in check(text, SMALL, wrt=["v"])
