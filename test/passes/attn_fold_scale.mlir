@@ -27,7 +27,7 @@ func.func @scaled(%q: tensor<?x64xbf16> {attn.name = "q", attn.axes = ["b", "hq"
 // A soft cap: two factors inside become one, the outer one is the softmax's.
 // CHECK-LABEL: func.func @softcap
 // CHECK:         "attn.map"
-// CHECK-NEXT:    ^bb0(%[[X:[a-z0-9]+]]: f32
+// CHECK-NEXT:    ^bb0(%[[X:[a-zA-Z0-9_]+]]: f32
 // CHECK-NEXT:      %[[C:.*]] = arith.constant 6.250000e-02 : f32
 // CHECK-NEXT:      %[[Y:.*]] = arith.mulf %[[X]], %[[C]] : f32
 // CHECK-NEXT:      %[[T:.*]] = math.tanh %[[Y]] : f32
@@ -55,7 +55,7 @@ func.func @softcap(%q: tensor<?x64xbf16> {attn.name = "q", attn.axes = ["b", "hq
 // A negative factor would turn the maximum into a minimum; it stays.
 // CHECK-LABEL: func.func @negative
 // CHECK:         arith.constant -1.250000e-01 : f32
-// CHECK:         "attn.softmax"(%{{[0-9]+}}) : (tensor<?x?xf32>)
+// CHECK:         "attn.softmax"(%{{[a-zA-Z0-9_]+}}) : (tensor<?x?xf32>)
 func.func @negative(%q: tensor<?x64xbf16> {attn.name = "q", attn.axes = ["b", "hq"], attn.dims = ["m", "d"]},
                     %k: tensor<?x64xbf16> {attn.name = "k", attn.axes = ["b", "hkv"], attn.dims = ["n", "d"]})
     -> (tensor<?xf32> {attn.name = "lse", attn.axes = ["b", "hq"], attn.dims = ["m"]}) {

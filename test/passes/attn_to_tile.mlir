@@ -7,7 +7,7 @@
 
 // The host: tensors as they lie in memory, and a grid of (row blocks, heads, batch).
 // CHECK:         "tile.host"() ({
-// CHECK-NEXT:    ^bb0(%[[Q:[a-z0-9]+]]: tensor<?x?x?x64xbf16, #tile.gmem>, {{.*}}: tensor<?x?x?xf32, #tile.gmem>):
+// CHECK-NEXT:    ^bb0(%[[Q:[a-zA-Z0-9_]+]]: tensor<?x?x?x64xbf16, #tile.gmem>, {{.*}}: tensor<?x?x?xf32, #tile.gmem>):
 // CHECK:           %[[BM:.*]] = arith.constant 192 : index
 // CHECK-NEXT:      %[[M:.*]] = "tile.dim"(%[[Q]]) {axis = 1 : i64}
 // CHECK-NEXT:      %[[X:.*]] = arith.ceildivsi %[[M]], %[[BM]]
@@ -23,7 +23,7 @@
 
 // The kernel. A key head serves hq / hkv query heads; row i has position i + n - m.
 // CHECK:         "tile.kernel"() ({
-// CHECK-NEXT:    ^bb0(%[[Q:[a-z0-9]+]]: tensor<?x?x?x64xbf16, #tile.gmem>, %[[K:[a-z0-9]+]]: {{[^,]+, [^,]+}}, %[[V:[a-z0-9]+]]: {{[^,]+, [^,]+}}, %[[O:[a-z0-9]+]]:
+// CHECK-NEXT:    ^bb0(%[[Q:[a-zA-Z0-9_]+]]: tensor<?x?x?x64xbf16, #tile.gmem>, %[[K:[a-zA-Z0-9_]+]]: {{[^,]+, [^,]+}}, %[[V:[a-zA-Z0-9_]+]]: {{[^,]+, [^,]+}}, %[[O:[a-zA-Z0-9_]+]]:
 // CHECK:           %[[PLACE:.*]]:3 = "tile.program_id"()
 // CHECK-NEXT:      %[[GROUP:.*]] = arith.floordivsi
 // CHECK-NEXT:      %[[HKV:.*]] = arith.floordivsi %[[PLACE]]#1, %[[GROUP]]
@@ -56,7 +56,7 @@
 // CHECK:             %[[J1:.*]] = arith.addi %[[J0]], %[[C128]]
 // CHECK-NEXT:        %[[PARTIAL:.*]] = arith.cmpi sgt, %[[J1]], %[[FULL_N]]
 // CHECK-NEXT:        %[[MASKED:.*]] = "tile.map"(%[[SCALED]], %[[PARTIAL]]) ({
-// CHECK-NEXT:        ^bb0(%[[XX:[a-z0-9]+]]: f32, %[[I:[a-z0-9]+]]: index, %[[J:[a-z0-9]+]]: index):
+// CHECK-NEXT:        ^bb0(%[[XX:[a-zA-Z0-9_]+]]: f32, %[[I:[a-zA-Z0-9_]+]]: index, %[[J:[a-zA-Z0-9_]+]]: index):
 // The bounds of a row say all: one comparison an element.
 // CHECK-NEXT:          %[[QUERY:.*]] = arith.addi %[[POS0]], %[[I]]
 // CHECK:               %[[ROW_HI:.*]] = arith.addi %[[QUERY]], %{{.*}} : index
@@ -92,7 +92,7 @@
 // UNBOUNDED:     %[[BLOCKS:.*]] = arith.ceildivsi %[[N:[0-9]+]], %c128
 // UNBOUNDED:     scf.for
 // UNBOUNDED-NOT: arith.cmpi sgt
-// UNBOUNDED:     %[[S:.*]] = "tile.map"(%{{[0-9]+}}) ({
+// UNBOUNDED:     %[[S:.*]] = "tile.map"(%{{[a-zA-Z0-9_]+}}) ({
 // UNBOUNDED:     "tile.map"(%[[S]]) ({
 // UNBOUNDED:     arith.cmpi sle
 // UNBOUNDED-NEXT: arith.cmpi slt, %{{.*}}, %[[N]]

@@ -4,7 +4,7 @@
 // No softmax: no row statistics, one accumulator. Keys past the end are sigmoid(0) = 1/2, but their rows of V are 0: nothing is masked.
 // CHECK:         "tile.kernel"
 // CHECK-NOT:     arith.cmpi
-// CHECK:         scf.for %{{.*}} iter_args(%[[O0:[a-z0-9]+]] = %{{[0-9]+}}) -> (tensor<192x64xf32, #tile.reg>)
+// CHECK:         scf.for %{{.*}} iter_args(%[[O0:[a-zA-Z0-9_]+]] = %{{[a-zA-Z0-9_]+}}) -> (tensor<192x64xf32, #tile.reg>)
 // CHECK:           %[[S:.*]] = "tile.mma"
 // CHECK-NEXT:      %[[P:.*]] = "tile.map"(%[[S]]) ({
 // CHECK:             arith.divf

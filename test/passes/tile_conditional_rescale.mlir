@@ -2,10 +2,10 @@
 // RUN: %fa4c opt %examples/causal.mlir --no-loc --pass-pipeline "attn-to-tile,tile-conditional-rescale{threshold-log2=4.5}" | filecheck %s --check-prefix OTHER
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-to-tile,tile-conditional-rescale{threshold-log2=16}" 2>&1 | filecheck %s --check-prefix FAR
 
-// CHECK:         scf.for %{{.*}} iter_args(%[[O0:[a-z0-9]+]] = %{{[0-9]+}}, %[[M0:[a-z0-9]+]] = %{{[0-9]+}}, %[[L0:[a-z0-9]+]] = %{{[0-9]+}})
+// CHECK:         scf.for %{{.*}} iter_args(%[[O0:[a-zA-Z0-9_]+]] = %{{[a-zA-Z0-9_]+}}, %[[M0:[a-zA-Z0-9_]+]] = %{{[a-zA-Z0-9_]+}}, %[[L0:[a-zA-Z0-9_]+]] = %{{[a-zA-Z0-9_]+}})
 // CHECK:           %[[NEW:.*]] = "tile.reduce"(%{{.*}}, %[[M0]]) {kind = "max"}
 // CHECK-NEXT:      %[[GREW:.*]] = "tile.map"(%[[NEW]], %[[M0]]) ({
-// CHECK-NEXT:      ^bb0(%[[AFTER:[a-z0-9]+]]: f32, %[[BEFORE:[a-z0-9]+]]: f32
+// CHECK-NEXT:      ^bb0(%[[AFTER:[a-zA-Z0-9_]+]]: f32, %[[BEFORE:[a-zA-Z0-9_]+]]: f32
 // CHECK-NEXT:        %[[BY:.*]] = arith.subf %[[AFTER]], %[[BEFORE]] : f32
 // CHECK-NEXT:        arith.constant 0.127517432 : f32
 // CHECK-NEXT:        arith.mulf %[[BY]]
@@ -14,7 +14,7 @@
 // CHECK:           %[[VOTE:.*]] = "tile.vote_any"(%[[GREW]]) : (tensor<128xi1, #tile.reg>)
 // The maximum that everything is relative to: the old one where the vote is false.
 // CHECK-NEXT:      %[[M:.*]] = "tile.map"(%[[M0]], %[[NEW]], %[[VOTE]]) ({
-// CHECK-NEXT:      ^bb0(%{{.*}}: f32, %[[CHOSEN:[a-z0-9]+]]: f32
+// CHECK-NEXT:      ^bb0(%{{.*}}: f32, %[[CHOSEN:[a-zA-Z0-9_]+]]: f32
 // CHECK-NEXT:        "tile.yield"(%[[CHOSEN]])
 // CHECK-NOT:       %[[NEW]]{{[,) ]}}
 // CHECK:           %[[F:.*]] = "tile.rescale_factor"(%[[M0]], %[[M]])
