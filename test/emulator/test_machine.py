@@ -104,6 +104,24 @@ def test_writable_false_is_kept():
         launch(text, "k", 1, 1, (1, 1, 1), 0, [Buffer(np.zeros(1, np.uint32), False)])
 
 
+def test_too_much_memory():
+    text = ptx("ld.param.u64 %rd0, [a];", [".u64 a"])
+    big = np.zeros(700 << 20, np.uint8)  # never touched: pages that do not exist
+    with pytest.raises(EmulatorError, match="shadow memory"):
+        launch(text, "k", 1, 32, (1, 1, 1), 0, [Buffer(big)])
+    assert launch(text, "k", 1, 32, (1, 1, 1), 0, [Buffer(big)], hazards=False).ok
+    with pytest.raises(EmulatorError, match="resident CTAs"):
+        launch(text, "k", 5000, 32, (1, 1, 1), 220 << 10, [Buffer(np.zeros(1, np.uint8))], resident=5000)
+
+
+@pytest.mark.parametrize(
+    "instruction", ["ld.shared.u32 %r4, [%r1+2];", "st.shared.v4.b32 [%r1+8], {%r4, %r4, %r4, %r4};", "red.shared.add.u32 [%r1+1], 1;"]
+)
+def test_misaligned_accesses(instruction):
+    with pytest.raises(EmulatorError, match="misaligned"):
+        launch(ptx(instruction), "k", 1, 32, (1, 1, 1), 1024, [])
+
+
 def test_speed_of_an_fp32_loop():
     """The target is 100,000 warp instructions a second of one core, 33,000 with hazards; a third of it must hold on any machine."""
     line = "fma.rn.f32 %f2, %f0, %f1, %f2; add.f32 %f3, %f2, %f0; mul.f32 %f4, %f3, %f1; max.f32 %f5, %f4, %f5; add.f32 %f0, %f0, %f1;\n"

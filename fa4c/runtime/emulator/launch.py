@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import EmulatorError
-from .memory import Buffer
+from .memory import MEMORY_LIMIT, Buffer
 from .program import load_program
 from .report import Report
 from .schedule import DEFAULT_RESIDENT, Launch
@@ -137,23 +137,21 @@ def launch(
     return report
 
 
-MEMORY_LIMIT = 4 << 30
-
-
 def _check_memory(run, hazards):
-    """Buffers with their shadow (8 bytes a byte) and the CTAs that run at once must fit into 4 GB."""
-    buffers = sum(m.data.size for m in run.memory.items)
-    ctas = min(run.grid[0] * run.grid[1] * run.grid[2], run.resident or DEFAULT_RESIDENT)
+    """Buffers, their shadow and the CTAs that run at once must fit together."""
+    ctas = min(
+        run.grid[0] * run.grid[1] * run.grid[2], max(run.resident or DEFAULT_RESIDENT, run.cluster[0] * run.cluster[1] * run.cluster[2])
+    )
     warps = -(-run.block[0] * run.block[1] * run.block[2] // 32)
     each = run.smem_limit * (9 if hazards else 1) + warps * len(run.program.kernel.reg_bits) * 256
-    need = buffers * (9 if hazards else 1) + ctas * each
+    need = run.memory.total + ctas * each
     if need > MEMORY_LIMIT:
         raise EmulatorError(
             f"the launch needs about {need >> 20} MB, more than {MEMORY_LIMIT >> 20}",
             file=run.program.file,
             line=run.program.kernel.line,
-            why=f"{buffers >> 20} MB of buffers{' with shadow memory' if hazards else ''}, {ctas} CTAs of {each >> 20} MB",
-            fix="a smaller problem, fewer resident CTAs, or no hazard detection",
+            why=f"{run.memory.total >> 20} MB of buffers and shadow memory, {ctas} resident CTAs of {each >> 20} MB",
+            fix="fewer resident CTAs, a smaller problem, or no hazard detection",
         )
 
 

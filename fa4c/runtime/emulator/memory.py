@@ -13,6 +13,7 @@ from .hazards import FULL, HOST, NEVER, Shadow
 
 GLOBAL_BASE, SHARED_BASE, LOCAL_BASE, PARAM_BASE = 1 << 40, 1 << 44, 1 << 45, 1 << 46
 SHARED_RESERVED = 1024
+MEMORY_LIMIT = 4 << 30
 _UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
 _LOG2 = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 32: 5}
 
@@ -45,7 +46,7 @@ class GlobalMemory:
 
     def __init__(self, hazards):
         self.hazards = hazards
-        self.bases, self.items, self.by_id, self.poisoned = [], [], {}, []
+        self.bases, self.items, self.by_id, self.poisoned, self.total = [], [], {}, [], 0
         self.next = GLOBAL_BASE
 
     def add_buffer(self, buffer, name):
@@ -68,6 +69,13 @@ class GlobalMemory:
 
     def add(self, array, name, writable=True, poison=False):
         data = array.reshape(-1).view(np.uint8) if array.size else np.zeros(0, np.uint8)
+        self.total += data.size * (9 if self.hazards else 1)
+        if self.total > MEMORY_LIMIT:
+            shadow = ", with 8 bytes of shadow memory a byte" if self.hazards else ""
+            raise EmulatorError(
+                f"the buffers up to {name} need {self.total >> 20} MB{shadow}, more than {MEMORY_LIMIT >> 20}",
+                fix="launch a smaller problem, or without hazard detection",
+            )
         base = self.next
         self.next = (base + data.size + (1 << 20)) & ~0xFFFF
         shadow = Shadow(data.size, name, poison) if self.hazards else None
