@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 
 import numpy as np
 
@@ -118,6 +119,13 @@ def lower(text: str, pipeline: str):
     module = parse_module(text, "test.mlir", CONTEXT)
     run_pipeline(module, pipeline)
     return module
+
+
+def source_line(printed: str, line: str) -> int:
+    """The line of test.mlir that a line of printed text comes from; locations may be aliases, or names around one."""
+    while (found := re.search(r'"test.mlir":(\d+):', line)) is None:
+        line = re.search(rf"^{re.findall('#loc[0-9]*', line)[-1]} = (.*)$", printed, re.MULTILINE)[1]
+    return int(found[1])
 
 
 def make_inputs(text: str, sizes: dict, seed: int = 0) -> dict:

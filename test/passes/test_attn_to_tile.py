@@ -1,7 +1,5 @@
 """attn-to-tile by execution: the tile program gives what the attn function means, for variants, shapes, dtypes and edits of the text."""
 
-import re
-
 import attn_to_tile_programs as programs
 import numpy as np
 import pytest
@@ -374,10 +372,7 @@ def test_every_operation_has_a_place_in_the_file():
         ("{transpose_b", "transpose_b"),
     ):
         line = next(line for line in printed.splitlines() if name in line)
-        place = line
-        while (found := re.search(r'"test.mlir":(\d+):', place)) is None:  # an alias, or a name around one
-            place = re.search(rf"^{re.findall('#loc[0-9]*', place)[-1]} = (.*)$", printed, re.MULTILINE)[1]
-        assert source in lines[int(found[1]) - 1], (name, place)
+        assert source in lines[programs.source_line(printed, line) - 1], line
 
 
 # -- which blocks are visited, and which of them are masked --------------------------------------------------
