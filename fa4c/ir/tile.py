@@ -206,7 +206,7 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
     def verify_op(self) -> bool:
         if not len(self.body.blocks[0].operations):
             return op_error(self, "has an empty body", why="a kernel that does nothing writes none of its outputs")
-        return no_stray_attributes(self.body)
+        return no_stray_attributes(self.body) and _schedules_stand_in_loops(self.body)
 
 
 class ProgramIdOp(Operation, name="program_id", traits=[ext.Pure]):
@@ -487,8 +487,7 @@ class LoadElementOp(Operation, name="load_element", traits=[ext.Pure]):
 
 
 class Exp2Op(Operation, name="exp2", traits=[ext.Pure]):
-    """out = 2**x; `emulated` of every 16 neighbouring columns by range reduction and a polynomial on the FMA units, the rest on the MUFU.
-    """
+    """out = 2**x: `emulated` of every 16 groups of 8 neighbouring columns by range reduction and a polynomial on the FMA units."""
 
     x: ext.Operand[ir.F32Type]
     emulated: ir.IntegerAttr
@@ -557,6 +556,18 @@ def no_stray_attributes(region) -> bool:
         stray = stray_attribute(op)
         if stray is not None:
             return op_error(op, f"has no attribute '{stray[0]}'", fix=stray[1])
+    return True
+
+
+def _schedules_stand_in_loops(region) -> bool:
+    """Elsewhere operations run once, in text order, and a schedule would be dropped silently."""
+    for op in _operations(region):
+        if isinstance(op, Scheduled) and op.operation.parent.name != "scf.for":
+            for name in ("stage", "order"):
+                if name in op.attributes:
+                    return op_error(
+                        op, f"has {name} = {op.attributes[name].value}, but stands in no loop", why="it would place it in a loop's steps", fix=f"remove {name}"
+                    )
     return True
 
 

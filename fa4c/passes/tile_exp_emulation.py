@@ -1,7 +1,7 @@
 """Compute a share of the exponentials on the FMA units instead of the special-function unit.
 
 ex2 runs at 16 a clock and SM, FMA at 128: where exponentials limit a kernel, a share of them is faster as range reduction and a polynomial
-(about 8 instructions). `share` counts of 16 neighbouring columns, so that it is spread evenly over a thread's elements; -1 takes the
+(about 8 instructions). `share` counts of 16 groups of 8 neighbouring columns, so that all threads do the same; -1 takes the
 target's number, which stays 0 until a measurement on it shows a gain. Small tiles, such as row statistics, are left alone.
 
 Before:  %p = math.exp2 %x : f32                            (in a tile.map over 128x128)
