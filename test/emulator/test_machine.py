@@ -5,8 +5,11 @@ import time
 import numpy as np
 import pytest
 from emulator_kernels import CASES, ptx, wait
+from test_faults import FAULTS
+from test_faults import test_fault_is_reported as check_fault
 
 from fa4c.runtime.emulator import Buffer, EmulatorError, launch
+from fa4c.runtime.emulator import hazards as hazards_module
 
 
 @pytest.mark.parametrize("name", ["mbar", "wgmma", "tcgen", "semaphore"])
@@ -104,6 +107,16 @@ def test_writable_false_is_kept():
         launch(text, "k", 1, 1, (1, 1, 1), 0, [Buffer(np.zeros(1, np.uint32), False)])
 
 
+@pytest.mark.parametrize("name", ["mbar", "tcgen", "semaphore"])
+def test_forgetting_dead_records_changes_no_report(name, monkeypatch):
+    monkeypatch.setattr(hazards_module, "COLLECT_EVERY", 1)
+    for seed in range(3):
+        report, error = CASES[name].run(schedule="random", schedule_seed=seed)
+        assert report.ok and not error, report.text()
+    for fault in [f for f in FAULTS if FAULTS[f][0] == name]:
+        check_fault(fault)
+
+
 def test_too_much_memory():
     text = ptx("ld.param.u64 %rd0, [a];", [".u64 a"])
     big = np.zeros(700 << 20, np.uint8)  # never touched: pages that do not exist
@@ -135,3 +148,12 @@ def test_speed_of_an_fp32_loop():
         report = launch(text, "k", 1, 128, (1, 1, 1), 0, [Buffer(np.zeros(1, np.float32))], hazards=hazards)
         rate = report.counters["total"]["instructions"] / (time.process_time() - start)
         assert rate > least, rate
+
+
+def test_a_report_names_the_source_line():
+    """`.loc` and `.file` of a compiler with line information end up in the report."""
+    text = ptx("""st.shared.u32 [%r1], %r0;
+.loc 1 42 7
+ld.shared.u32 %r4, [%r1+64];""") + '\n.file 1 "attention.cute.py"\n'  # fmt: skip
+    report = launch(text, "k", 1, 1, (1, 1, 1), 1024, [])
+    assert "(attention.cute.py:42)" in report.text(), report.text()

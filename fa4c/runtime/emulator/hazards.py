@@ -12,6 +12,7 @@ from .report import Hazard
 
 NEVER, HOST = 0, 1  # record numbers: never written; written before the launch
 FULL = 0xFFFFFFFF
+COLLECT_EVERY = 50_000  # records between two collections
 
 
 _GENERIC_PROXY = ("mbarrier.init", "cp.async", "st.async")  # operations of the generic proxy: they need no proxy fence
@@ -85,8 +86,28 @@ class Hazards:
         self.recs = [None, None]
         self.sets = [()]
         self.set_ids = {(): 0}
+        self.collected = 0
         self.found = {}
         self.same_value = None  # while a store is checked: whether it changes nothing
+
+    def collect(self, shadows):
+        """Forget records that no shadow names any more (their numbers stay): memory follows what is live, not what ran."""
+        if len(self.recs) - self.collected < COLLECT_EVERY:
+            return
+        live_sets, live = set(), set()
+        for shadow in shadows:
+            live.update(np.unique(shadow.w).tolist())
+            live_sets.update(np.unique(shadow.r).tolist())
+        for k, members in enumerate(self.sets):
+            if members and k not in live_sets:
+                self.set_ids.pop(members, None)
+                self.sets[k] = None
+            elif members:
+                live.update(members)
+        for k in range(2, len(self.recs)):
+            if k not in live:
+                self.recs[k] = None
+        self.collected = len(self.recs)
 
     # --- clocks of lanes ----------------------------------------------------------------------------------------
     def start_clock(self, cluster):

@@ -132,6 +132,8 @@ class Launch:
                 moved = True
             self.frags = [f for f in self.frags if f.state != DONE]
             self._retire()
+            if self.hazards:
+                self.hazards.collect(self._shadows())
             if moved:
                 continue
             if started < n_clusters and not self.frags:
@@ -171,6 +173,16 @@ class Launch:
             for w in cta.warps:
                 self.frags.extend(w.frags)
         self.live.append(cl)
+
+    def _shadows(self):
+        """Every shadow memory in use."""
+        for mem in self.memory.items:
+            yield mem.shadow
+        for cl in self.live:
+            yield cl.smem.mem.shadow
+            for cta in cl.ctas:
+                if cta.tmem is not None:
+                    yield cta.tmem.shadow
 
     def _retire(self):
         done = [cl for cl in self.live if all(c.exited for c in cl.ctas)]
