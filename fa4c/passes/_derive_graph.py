@@ -279,7 +279,8 @@ class Emitter:
 
     def _region(self, region, elements, rank: int, exprs) -> None:
         kinds = [ir.Type.parse(tensor.dtype) for tensor in elements] + [ir.IndexType.get()] * (2 + rank)
-        block = ir.Block.create_at_start(region, kinds, [ir.Location.current] * len(kinds))
+        place = getattr(ir.Location.current, "child_loc", ir.Location.current)  # not the name of the tensor
+        block = ir.Block.create_at_start(region, kinds, [place] * len(kinds))
         leaves = {("elem", tensor): argument for tensor, argument in zip(elements, block.arguments)}
         leaves |= {("index", which): argument for which, argument in zip(("b", "h", 0, 1), list(block.arguments)[len(elements) :])}
         values = {node: leaves[node.op, node.attr] for expr in exprs for node in expr.below() if node.op in ("elem", "index")}

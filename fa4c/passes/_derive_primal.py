@@ -78,9 +78,16 @@ class Primal:
         (expr,) = self.reader.region(op.body, elements, rank)
         return elements, expr
 
-    def at(self, operation) -> None:
-        """What is made from here on comes from `operation`."""
-        self.graph.loc = self.graph.scalars.loc = operation.location
+    def at(self, operation, name: str = "") -> None:
+        """What is made from here on comes from `operation`, and tensors are called `name` where its own name does not say what they are."""
+        base = unnamed(operation.location)
+        self.graph.scalars.loc = base
+        self.graph.loc = ir.Location.name(name, base) if name else operation.location
+
+    def name_of(self, value) -> str:
+        if isinstance(value.owner, ir.Block):
+            return self.facts.args[value.arg_number].name
+        return getattr(value.owner.location, "name_str", "") if value == value.owner.results[0] else ""
 
     # -- one rule an operation
 
@@ -111,6 +118,7 @@ class Primal:
             self.at(op)
             return self.graph.softmax(scores, scale)[0 if value == op.p else 1]
         lse = self.finite_lse(op)
+        self.at(op)
         s = self.graph.scalars
         scaled = s.mul(self.graph.elem(scores), s.const(scale))
         return self.graph.map(scores.dims, s.unary("math.exp", s.sub(scaled, self.graph.elem(lse))), [scores], self.known[op.p][1])
@@ -118,7 +126,7 @@ class Primal:
     def finite_lse(self, op) -> Tensor:
         """LSE with +inf in place of -inf: P of a row that sees nothing is exp(-inf - inf) = 0, not exp(-inf + inf)."""
         lse = self.tensor(op.lse)
-        self.at(op)
+        self.at(op, "lse")
         s = self.graph.scalars
         x = self.graph.elem(lse)
         safe = s.select(s.compare("oeq", x, s.const(-math.inf)), s.const(math.inf), x)
@@ -133,6 +141,11 @@ class Primal:
         x = self.tensor(op.x)
         self.at(op)
         return self.graph.reduce(x, op.kind.value, None if op.dim is None else op.dim.value)
+
+
+def unnamed(location):
+    """The place of a location, without the name of a value."""
+    return getattr(location, "child_loc", location)
 
 
 _RECOMPUTE = {

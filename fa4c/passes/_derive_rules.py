@@ -70,6 +70,11 @@ class Reverse:
             self.primal.at(operation)
             rule(self, operation.opview)
 
+    def _toward(self, op, value) -> None:
+        """What is made from here on is the gradient of `value`, an operand of `op`."""
+        name = self.primal.name_of(value)
+        self.primal.at(op, f"d{name}" if name else "")
+
     def _dims(self, value) -> tuple[str, ...]:
         return self.primal.known[value][0]
 
@@ -83,16 +88,21 @@ class Reverse:
         ta, tb = op.transpose_a.value, op.transpose_b.value
         if op.a in self.active:
             b = self.primal.tensor(op.b)
-            self.primal.at(op)
-            g = self.graph.cast(gradient, b.dtype)
+            g = self._in_dtype(op, gradient, b.dtype)
+            self._toward(op, op.a)
             self.add(op.a, self.graph.gemm(b, g, tb, True) if ta else self.graph.gemm(g, b, False, not tb))
         if op.b in self.active:
             a = self.primal.tensor(op.a)
-            self.primal.at(op)
-            g = self.graph.cast(gradient, a.dtype)
+            g = self._in_dtype(op, gradient, a.dtype)
+            self._toward(op, op.b)
             self.add(op.b, self.graph.gemm(g, a, True, ta) if tb else self.graph.gemm(a, g, not ta, False))
 
+    def _in_dtype(self, op, gradient: Tensor, dtype: str) -> Tensor:
+        self._toward(op, op.out)
+        return self.graph.cast(gradient, dtype)
+
     def _cast(self, op) -> None:
+        self._toward(op, op.x)
         self.add(op.x, self.graph.cast(self.gradient(op.out), gradient_kind(str(op.x.type.element_type))))
 
     def _reduce(self, op) -> None:
@@ -106,6 +116,7 @@ class Reverse:
             ones = self.graph.map(x.dims, self.s.select(is_top, self.s.const(1.0), self.s.const(0.0)), [x])
             count = self.graph.reduce(ones, "sum", None if op.dim is None else op.dim.value)
             g = self.s.select(is_top, self.s.div(g, self.graph.elem(count)), self.s.const(0.0))
+        self._toward(op, op.x)
         self.add(op.x, self.graph.map(x.dims, g, [x]))
 
     # -- masks and softmax
@@ -116,7 +127,7 @@ class Reverse:
             self.add(op.scores, gradient)  # P is 0 there, and so is its gradient
             return
         predicate = self.primal.predicate(op)
-        self.primal.at(op)
+        self._toward(op, op.scores)
         kept = self.s.select(predicate, self.s.wide(self.graph.elem(gradient)), self.s.const(0.0))
         self.add(op.scores, self.graph.map(gradient.dims, kept, [gradient], self._axes(op.out)))
 
@@ -129,8 +140,9 @@ class Reverse:
         dp, dlse = self.gradient(op.p), self.gradient(op.lse)
         p = self.primal.tensor(op.p)
         self.primal.at(op)
+        self.primal.at(op, "delta")
         products = [] if dp is None else self._output_products(op.p) or [self._product(p, dp)]
-        self.primal.at(op)
+        self.primal.at(op, "delta")
         deltas = [self.graph.reduce(product) for product in products]
         gradients = [t for t in (dp, dlse) if t is not None]
         aligned = align(self.graph, gradients + deltas, p.axes)
@@ -142,6 +154,7 @@ class Reverse:
             row = self.s.sub(row, part) if is_dlse else self.s.add(row, part)
         row = self.graph.elem(self.graph.map(p.dims[:1], row, rows))
         inner = self.s.neg(row) if dp is None else self.s.sub(self.s.wide(self.graph.elem(aligned[0])), row)
+        self._toward(op, op.scores)
         ds = self.s.mul(self.s.mul(self.graph.elem(p), inner), self.s.const(op.scale.value))
         self.add(op.scores, self.graph.map(p.dims, ds, [p], self._axes(op.p)))
 
@@ -204,6 +217,7 @@ class Reverse:
         like = [self.primal.tensor(value) for value in op.inputs]
         self.primal.at(op)
         for leaf, part in found.items():
+            self._toward(op, tables[leaf.attr] if leaf.op == "load" else inputs[leaf])
             part = self._zero_where_masked(op, inputs, part, gradient)
             if leaf.op == "load":
                 self.add(tables[leaf.attr], self._table_gradient(leaf, dims, part, like, axes))

@@ -79,8 +79,11 @@ def _derive(function, wrt: list[str], of: list[str]) -> None:
         reverse.seed(number, returned[number], incoming[gradient])
     reverse.run()
 
-    graph.loc = graph.scalars.loc = function.location
-    outgoing = {_renamed(t, names.new(t.name)): _result(graph, reverse, value, tensors[value], t) for value, t in chosen.items()}
+    outgoing = {}
+    for value, t in chosen.items():
+        gradient = _renamed(t, names.new(t.name))
+        primal.at(function, gradient.name)
+        outgoing[gradient] = _result(graph, reverse, value, tensors[value], t)
     results = fuse_maps(graph, list(outgoing.values()))
     used = reachable(results)
     saved = {facts.results[n]: tensor for n, tensor in sorted(primal.used_results.items()) if tensor in used}

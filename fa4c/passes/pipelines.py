@@ -17,7 +17,13 @@ SM90A_FORWARD = {
     "warp": "warp-ping-pong,warp-insert-barriers,warp-check",
 }
 
-PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD}
+# The backward ends at the attn level for now. A scale that is the softmax's own saves a map in its derivative; masks are simplified in
+# the orientation that the block loop has.
+SM90A_BACKWARD = {
+    "attn": "attn-fold-scale,attn-derive-backward,attn-simplify-mask",
+}
+
+PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD}
 
 
 def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "warp") -> str:
@@ -31,4 +37,9 @@ def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "w
     if first > last:
         raise Diagnostic(f"a file of the {entry} level cannot be brought to the {emit} level", why="passes go down only",
                          fix=f"emit {entry} or something below it")
-    return ",".join(parts[name] for name in PARTS[first:last + 1] if parts[name])
+    wanted = PARTS[first:last + 1]
+    missing = next((name for name in wanted if name not in parts), None)
+    if missing is not None:
+        raise Diagnostic(f"direction {direction} has no passes for '{missing}' yet", why=f"for {target} it reaches: {', '.join(parts)}",
+                         fix=f"--emit {list(parts)[-1]}, or write the passes yourself with --pass-pipeline")
+    return ",".join(parts[name] for name in wanted if parts[name])
