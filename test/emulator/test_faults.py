@@ -210,6 +210,13 @@ FAULTS = {
     "warp: misaligned store": ("warp", sub("store", "[%rd2]", "[%rd2+2]"), "error", "store", {}),
     # cp.async
     "cp.async: dropped wait": ("cpasync", drop("wait1"), "race", "read0", {}),
+    "cp.async: another lane's copy without a warp sync": (
+        "cpasync",
+        both(sub("sync1", "bar.sync 0;", "xor.b32 %r4, %r4, 528;")),
+        "race",
+        "read0",
+        {},
+    ),
     "cp.async: wait for the wrong group": ("cpasync", sub("wait0", "wait_group 0", "wait_group 1"), "race", "read1", {}),
     "cp.async: dropped barrier": ("cpasync", drop("sync0"), "race", "read1", {}),
     # tcgen05

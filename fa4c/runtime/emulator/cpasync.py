@@ -47,7 +47,7 @@ def _copy(ins):
             F.launch.memory.find(
                 int(at[reading].min()) + source.base, int((at + amount.astype(np.int64))[reading].max()) + source.base, ins.line, False
             )
-        op = F.launch.new_op(F, "cp.async", ins.line, mask_int(m))
+        op = F.launch.new_op(F, "cp.async", ins.line, mask_int(m), numbers=32)
 
         def complete(o):
             if reading.any():
@@ -55,11 +55,10 @@ def _copy(ins):
                     k = int(amount[lane])
                     data[lane, :k] = source.data[at[lane] : at[lane] + k]
                 if source.shadow is not None:
-                    F.H.async_access(o, source.shadow, at[reading] // 4, 4, False)
-            rows = idx[m] // n
-            space.data[: space.data.size // n * n].reshape(-1, n)[rows] = data[m]
+                    F.H.async_lanes(o, source.shadow, at // 4, reading, 4, False)
+            space.data[: space.data.size // n * n].reshape(-1, n)[idx[m] // n] = data[m]
             if space.shadow is not None:
-                F.H.async_write(o, space.shadow, rows, n)
+                F.H.async_lanes(o, space.shadow, idx // n, m, n, True)
 
         op.run = complete
         F.launch.issue(op)
@@ -102,7 +101,7 @@ def _await(F, m, pick):
         for lane, ops in chosen.items():
             bits = 0
             for op in ops:
-                bits |= op.bits
+                bits |= op.lane_bits(lane)
             by_bits[bits] = by_bits.get(bits, 0) | 1 << lane
         for bits, mask in by_bits.items():
             F.H.add_bits(F, mask, bits)
@@ -121,7 +120,7 @@ def _mbarrier(ins):
                 b.pending += 1
             op = F.launch.new_op(F, "cp.async.mbarrier.arrive", ins.line, 1 << lane, lane)
 
-            def complete(o, b=b, ops=ops):
+            def complete(o, b=b, ops=ops, lane=lane):
                 if not all(x.done for x in ops):
                     F.launch.pending.append(o)
                     return
@@ -129,7 +128,7 @@ def _mbarrier(ins):
                 if F.H:
                     bits = 0
                     for x in ops:
-                        bits |= x.bits
+                        bits |= x.lane_bits(lane)
                     clock = F.H.start_clock(F.cta.cluster).with_bits(bits)
                 arrive(F.launch, b, 1, clock, ins.line)
 

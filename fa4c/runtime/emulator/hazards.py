@@ -69,6 +69,10 @@ class AsyncOp:
             f"{self.kind} issued by {self.warp.name()} lane {self.lane}" if self.lane is not None else f"{self.kind} of {self.warp.name()}"
         )
 
+    def lane_bits(self, lane):
+        """Both bits of one lane's part, for an operation with 32 numbers."""
+        return 3 << (2 * (self.id + lane))
+
     @property
     def read_bit(self):
         return 1 << (2 * self.id)
@@ -211,6 +215,11 @@ class Hazards:
         """An asynchronous operation accesses rows of a shadow."""
         self._access(Record(op.line, write, op), op.clock, shadow, rows, size, write, what)
 
+    def async_lanes(self, op, shadow, rows, marr, size, write):
+        """Lane i's part of an asynchronous operation accesses row `rows[i]`."""
+        rec = Record(op.line, write, op, op.warp, 0, marr, None, rows, size)
+        self._access(rec, op.clock, shadow, np.unique(rows[marr]), size, write, "copy")
+
     def async_write(self, op, shadow, rows, size):
         """An asynchronous operation writes rows of a shadow."""
         self._access(Record(op.line, True, op), op.clock, shadow, rows, size, True, "write")
@@ -288,7 +297,7 @@ class Hazards:
     def _known(old, clock):
         """True if a whole earlier access is ordered before a clock's owner."""
         if old.asy is not None:
-            return bool(clock.knows(2 * old.asy.id))
+            return old.rows is None and bool(clock.knows(2 * old.asy.id))
         behind = old.ep > clock.seen(old.warp.cluster.index, old.warp.lane_slice, False)
         return not (behind if old.marr is None else behind & old.marr).any()
 
@@ -298,6 +307,10 @@ class Hazards:
         if old.asy is not None:
             if new.asy is old.asy:
                 return True
+            if old.rows is not None:  # each lane's part completes by itself
+                shift = 2 * old.asy.id + (1 if old.write else 0)
+                open_lanes = old.marr & ~np.array([clock.bits >> (shift + 2 * k) & 1 for k in range(32)], bool)
+                return not open_lanes.any() or not self._lanes_meet(old, open_lanes, new, rows, size)
             return clock.knows(2 * old.asy.id + (1 if old.write else 0))
         w = old.warp
         visible = new.asy is not None and (old.write or self.strict) and new.asy.kind not in _GENERIC_PROXY
@@ -318,7 +331,7 @@ class Hazards:
         """True if a lane of `old` that is not known to be done touched a byte of the new access (by another lane)."""
         lanes = np.flatnonzero(behind)
         old_cells = (old.rows[lanes][:, None] * old.size + np.arange(old.size)).ravel()
-        if new.asy is not None or new.warp is not old.warp:
+        if new.asy is not None or old.asy is not None or new.warp is not old.warp:
             span = np.unique(rows)
             return bool(np.isin(old_cells // size, span).any())
         # Same warp: another lane than the one that makes the new access. Sort both by cell and compare owners.

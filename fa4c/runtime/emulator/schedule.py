@@ -256,10 +256,10 @@ class Launch:
         op.done = True
         self.effects += 1
 
-    def new_op(self, F, kind, line, lane_mask, lane=None):
-        """An asynchronous operation issued by lanes of a fragment."""
+    def new_op(self, F, kind, line, lane_mask, lane=None, numbers=1):
+        """An asynchronous operation issued by lanes of a fragment; with 32 numbers each lane's part completes by itself."""
         n = self.next_op
-        self.next_op += 1
+        self.next_op += numbers
         clock = self.hazards.issue_clock(F, lane_mask) if self.hazards else None
         op = AsyncOp(n, clock, line, kind, F.warp, lane)
         op.waits = None
