@@ -64,7 +64,7 @@ class Scheduled(Operation):
 # ---------------------------------------------------------------------------------------------------------------- host
 
 
-class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait]):
+class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolatedFromAboveTrait]):
     """Runs on the host: computes grids from sizes and launches kernels. `tensors` names the region's arguments.
 
     Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in
@@ -197,7 +197,7 @@ class LaunchOp(Operation, name="launch"):
 # -------------------------------------------------------------------------------------------------------------- kernel
 
 
-class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
+class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsolatedFromAboveTrait]):
     """The program of one CTA. Region arguments: the tensors, then the scalars, of the launch."""
 
     sym_name: ir.StringAttr

@@ -298,6 +298,8 @@ class _Machine:
             if name == "scf.for":
                 lower, upper, step = (agent.scalars.value(v) for v in list(op.operation.operands)[:3])
                 induction = op.operation.regions[0].blocks[0].arguments[0]
+                if step <= 0:
+                    raise op_diagnostic(op, f"has a step of {step}", why="it would never end", fix="count upwards, by a step of at least 1")
                 for i in range(lower, upper, step):
                     _forget(self.program.values_in(op), agent.scalars.known)
                     agent.scalars.known[induction] = i
