@@ -40,7 +40,7 @@ Operation = make_operation_base(Warp)
 # ----------------------------------------------------------------------------------------------------- kernel and roles
 
 
-class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait]):
+class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsolatedFromAboveTrait]):
     """One CTA: `threads` threads and `smem_bytes` of dynamic shared memory. Arguments as in `tile.kernel`."""
 
     sym_name: ir.StringAttr
