@@ -68,12 +68,16 @@ class Graph:
 
 @dataclass
 class Schedule:
-    """`issue[i]` and `start[i]`: clocks from the beginning of the step with which iteration 0 begins. `exact`: no smaller `ii` exists."""
+    """`issue[i]` and `start[i]`: clocks from the beginning of the step with which iteration 0 begins.
+
+    `exact`: no smaller `ii` exists for these stages; `decided`: how many collisions the search had to decide.
+    """
 
     ii: int
     issue: list[int]
     start: list[int]
     exact: bool = True
+    decided: int = 0
     stages: list[int] = field(default_factory=list)
     order: list[int] = field(default_factory=list)  # the stepped operations, as a step issues them
 
@@ -88,34 +92,37 @@ class Unschedulable(Exception):
 
 # ------------------------------------------------------------------------------------------------------------------- stages and order
 
-_FEW = 64  # choices of stages that are all looked at
+_FEW, _MANY = 64, 300  # choices of stages: so many are all looked at; more stages than this gives choices are not tried
 
 
 def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_stage: Mapping[int, int] | None = None,
-             pinned_order: Sequence[int] = (), limit: int = 4000) -> Schedule:
+             pinned_order: Sequence[int] = (), limit: int = 400) -> Schedule:
     """The best (stage, order) with at most `stages` stages; 0: as many as `movable` operations depend on each other in a row.
 
     Only `movable` operations may be put off to a later step than their operands allow; all others run in the first step that can have
     them. Best is the smallest `ii`, then the fewest groups of adjacent operations of one unit in a step (each group is one turn at the
     unit), then the lowest stages. If there is much to choose from, one more stage is only tried while streams and units have idle clocks
-    left. `pinned_stage` and `pinned_order` (operations in the order they must have) are kept.
+    left. `pinned_stage` and `pinned_order` (operations in the order they must have) are kept. Each search ends after `limit`
+    decisions, all together after ten times as many, with the best found so far, then not `exact`.
     """
     pinned_stage = dict(pinned_stage or {})
     highest = stages or max(_depth(graph, movable), 1 + max(pinned_stage.values(), default=0))
-    best, failure, seen = None, None, set()
+    best, failure, seen, left = None, None, set(), 10 * limit
     for depth in [highest] if highest ** len(movable) <= _FEW else range(1, highest + 1):
+        if depth ** len(movable) > _MANY and best is not None:
+            break
         for (bound, groups, total), assigned in _candidates(graph, movable, depth, pinned_stage, seen):
             if best is not None and (bound, groups, total, assigned) >= best[0]:
                 break
             try:
-                found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best[1].ii if best else None, limit=limit)
-                order = step_order(graph, assigned, found.ii, pinned_order=pinned_order, limit=limit)
+                found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best[1].ii if best else None, limit=min(limit, left))
             except Unschedulable as error:
                 failure = failure or error
                 continue
-            key = (found.ii, _groups(graph, order), total, assigned)
+            left -= found.decided
+            found.stages, found.order = assigned, step_order(graph, assigned, found, pinned_order=pinned_order, limit=min(limit, left))
+            key = (found.ii, _groups(graph, found.order), total, assigned)
             if best is None or key < best[0]:
-                found.stages, found.order = assigned, order
                 best = key, found
         if best is not None and best[1].ii == _busiest(graph):
             break
@@ -325,22 +332,19 @@ def minimum_ii(graph: Graph, stages: Sequence[int] | None = None, *, pinned_orde
     if root is None:
         raise Unschedulable(_circle(graph))
     pairs = sorted(_sharing(graph), key=lambda pair: -_weight(graph, *pair))
-    best, decided, stack = None, 0, [(constraints, root)]
-    while stack:
+    best = _first_guess(graph, stages, pinned_order, at_most) if stages is not None else None
+    decided, stack = 0, [(constraints, root)]
+    while stack and (decided < limit or best is None) and not (best is not None and best[0] == root[0]):
         constraints, (ii, found) = stack.pop()
         if best is not None and ii >= best[0]:
             continue
         collision = next(filter(None, (_collision(graph, times, found, ii, a, b) for a, b in pairs)), None)
         if collision is None:
-            best = (ii, found)
-            if ii == root[0]:
-                break
+            best = ii, found
             continue
         decided += 1
-        if decided > limit and best is not None:
-            break
-        if decided > 50 * limit:
-            raise Unschedulable()
+        if decided > 10 * limit + 1000:
+            raise Unschedulable()  # there may be one, but nothing that a loop body holds is this intricate
         children = []
         for more in _behind(graph, times, *collision):
             child = _tighten(times, constraints + more, ii, found, best[0] - 1 if best else at_most)
@@ -351,8 +355,15 @@ def minimum_ii(graph: Graph, stages: Sequence[int] | None = None, *, pinned_orde
     if best is None:
         raise Unschedulable()
     ii, found = best
-    return Schedule(ii, [found[t] - found[0] for t in times.issue], [found[t] - found[0] for t in times.start],
-                    exact=decided <= limit or ii == root[0])
+    exact = ii == root[0] or not any(child[0] < ii for _, child in stack)
+    return Schedule(ii, [found[t] - found[0] for t in times.issue], [found[t] - found[0] for t in times.start], exact, decided)
+
+
+def _first_guess(graph: Graph, stages: Sequence[int], pinned_order: Sequence[int], at_most: int | None):
+    """(ii, times) of the order that reads best, as if it cost nothing: often it does not, and bounds the search if it does."""
+    search = _OrderSearch(graph, stages, pinned_order)
+    order = search.readable()
+    return _tighten(search.times, _base(graph, stages) + search.sequence(order), _busiest(graph), at_most=at_most) if order else None
 
 
 def _sharing(graph: Graph) -> list[tuple[int, int]]:
@@ -408,25 +419,22 @@ def _behind(graph: Graph, times: _Times, a: int, b: int, behind: int):
 # -------------------------------------------------------------------------------------------------------------------------- order
 
 
-def step_order(graph: Graph, stages: Sequence[int], ii: int, *, pinned_order: Sequence[int] = (), limit: int = 4000) -> list[int]:
-    """The stepped operations as a step of `ii` clocks issues them; the order that reads best among those that keep to `ii`.
+def step_order(graph: Graph, stages: Sequence[int], found: Schedule, *, pinned_order: Sequence[int] = (), limit: int = 4000) -> list[int]:
+    """The stepped operations as a step issues them; of the orders that keep to the `ii` that was found, the one that reads best.
 
     Asynchronous operations come as early as their operands allow, the one with the most work behind it first. Synchronous ones
     follow in the order of what they wait for: units finish in the order of issue, so what needs an early result goes before what
     needs a late one. Of those that wait for the same, one under a condition goes first: ptxas moves a wait up to the start of its
     basic block, and only one that stands in a branch stays behind the elementwise work that is meant to run under the MMA (seen in SASS).
-    Ties keep the order of `graph.ops`. Backtracks where this would miss `ii`.
+    Ties keep the order of `graph.ops`. Backtracks where this would miss `ii`; after `limit` steps back, the order of the clocks found.
     """
-    search = _OrderSearch(graph, stages, ii, pinned_order, limit)
-    found = search.extend([], _base(graph, stages), [0] * _Times(graph).count)
-    if found is None:
-        raise Unschedulable()
-    return found
+    search = _OrderSearch(graph, stages, pinned_order, limit)
+    return search.extend([], _base(graph, stages), [0] * search.times.count, found.ii) or search.by_clock(found)
 
 
 class _OrderSearch:
-    def __init__(self, graph: Graph, stages: Sequence[int], ii: int, pinned_order: Sequence[int], limit: int):
-        self.graph, self.stages, self.ii, self.left = graph, stages, ii, limit
+    def __init__(self, graph: Graph, stages: Sequence[int], pinned_order: Sequence[int], limit: int = 0):
+        self.graph, self.stages, self.left = graph, stages, limit
         self.times = _Times(graph)
         self.before: dict[int, list[Edge]] = {i: [] for i in graph.stepped()}
         self.after: dict[int, list[Edge]] = {i: [] for i in graph.stepped()}
@@ -437,22 +445,49 @@ class _OrderSearch:
                 self.after[e.src].append(e)
         self.heights: dict[int, int] = {}
 
-    def extend(self, placed: list[int], constraints, times) -> list[int] | None:
-        rest = [i for i in self.graph.stepped() if i not in placed]
+    def readable(self) -> list[int]:
+        """The best of all orders, were it not for clocks; empty if there is none."""
+        placed: list[int] = []
+        while ready := self.ready(placed):
+            placed.append(ready[0])
+        return placed if len(placed) == len(self.before) else []
+
+    def by_clock(self, found: Schedule) -> list[int]:
+        """By the clock of issue within the step; what is issued together, as its edges say."""
+        placed: list[int] = []
+        while ready := self.ready(placed):
+            placed.append(min(ready, key=lambda i: found.issue[i] - self.stages[i] * found.ii))
+        return placed
+
+    def extend(self, placed: list[int], constraints, times, ii: int) -> list[int] | None:
+        rest = [i for i in self.before if i not in placed]
         if not rest:
             return placed
-        ready = [i for i in rest if all(e.src in placed for e in self.before[i]) and self.pinned_before.get(i, -1) not in rest]
-        for i in sorted(ready, key=lambda i: self.rank(i, placed)):
-            more = [c for j in rest if j != i for c in _behind(self.graph, self.times, i, j, self.stages[j] - self.stages[i])[0]]
-            found, _ = _longest(self.times.count, constraints + more, self.ii, times)
+        for i in self.ready(placed):
+            more = [c for j in rest if j != i for c in self.precedes(i, j)]
+            found, _ = _longest(self.times.count, constraints + more, ii, times)
             if found is not None:
-                result = self.extend([*placed, i], constraints + more, found)
+                result = self.extend([*placed, i], constraints + more, found, ii)
                 if result is not None:
                     return result
             self.left -= 1
             if self.left < 0:
                 return None
         return None
+
+    def ready(self, placed: list[int]) -> list[int]:
+        """What may come next, the best first."""
+        ready = [i for i, edges in self.before.items() if i not in placed and all(e.src in placed for e in edges)
+                 and self.pinned_before.get(i, -1) in (-1, *placed)]
+        return sorted(ready, key=lambda i: self.rank(i, placed))
+
+    def sequence(self, order: Sequence[int]) -> list:
+        return [c for n, i in enumerate(order) for j in order[n + 1 :] for c in self.precedes(i, j)]
+
+    def precedes(self, i: int, j: int) -> list:
+        """Constraints for "i, then j" in each step."""
+        behind = self.stages[j] - self.stages[i]
+        return _behind(self.graph, self.times, i, j, behind)[0] + _behind(self.graph, self.times, i, j, behind + 1)[1]
 
     def rank(self, i: int, placed: list[int]):
         if self.graph.ops[i].asynchronous:
