@@ -1,8 +1,9 @@
 """A GEMM tile by hand in CuTe-DSL: C (64 x 64, fp32) = A (64 x 64, bf16) B^T, by TMA and one warpgroup's wgmma.
 
-    python examples/emulate/gemm_cute.py            writes gemm_cute.ptx beside this file (no GPU needed)
-    fa4c emulate examples/emulate/gemm_cute.ptx --launch examples/emulate/gemm_cute.json
+python examples/emulate/gemm_cute.py            writes gemm_cute.ptx beside this file (no GPU needed)
+fa4c emulate examples/emulate/gemm_cute.ptx --launch examples/emulate/gemm_cute.json
 """
+
 import pathlib
 import tempfile
 

@@ -44,7 +44,19 @@ def text(source, block, params):
     return lambda **o: (launch(source, "k", 1, block, (1, 1, 1), 1024, params(), **o), source)
 
 
+EQUAL = ptx("""
+ld.param.u64 %rd0, [out];
+mul.wide.u32 %rd1, %r0, 4; add.u64 %rd1, %rd0, %rd1;
+st.global.u32 [%rd1], %r0; // @store
+""", [".u64 out"])  # fmt: skip
+
+
 STRICT = {
+    "two CTAs store equal values": (
+        lambda **o: (launch(EQUAL, "k", 2, 32, (1, 1, 1), 0, [Buffer(np.zeros(32, np.uint32))], **o), EQUAL),
+        "same-value",
+        "store",
+    ),
     "a tcgen05.ld result without wait::ld": (case("tcgen", drop("waitld")), "tcgen05-wait", "ldS"),
     "no tcgen05.fence after a barrier": (case("tcgen"), "tcgen05-fence", "mma0"),
     "MMAs of different accumulators in issue order": (
@@ -67,6 +79,14 @@ def test_strict_warns_where_the_default_accepts(name):
     assert found and any(line_of(source, marker) in h.lines for h in found), report.text()
     report, _ = run()
     assert not report.hazards, report.text()
+
+
+def test_equal_values_of_different_instructions_are_a_race():
+    text = EQUAL.replace("st.global.u32 [%rd1], %r0; // @store", """mov.u32 %r4, %ctaid.x; setp.eq.u32 %p0, %r4, 0;
+@%p0 st.global.u32 [%rd1], 0;
+@!%p0 st.global.u32 [%rd1], 0;""")  # fmt: skip
+    report = launch(text, "k", 2, 32, (1, 1, 1), 0, [Buffer(np.zeros(32, np.uint32))])
+    assert {h.cls for h in report.errors} == {"race"}, report.text()
 
 
 def test_illegal_register_count():

@@ -352,7 +352,7 @@ class Hazards:
 
     # --- reports ----------------------------------------------------------------------------------------------------
     def _race(self, new, old, shadow, rows, size, hit):
-        if self.same_value is not None and new.write and old.write and old.asy is None and self.same_value():
+        if self.same_value is not None and new.line == old.line and old.write and old.asy is None and self.same_value():
             if self.strict:
                 self.report(
                     "same-value",
