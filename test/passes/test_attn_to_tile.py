@@ -317,7 +317,7 @@ VARIANTS = {
     "keys for all": attention(mask=CAUSAL, kv=""),
 }
 VARIANT_SIZES = [dict(b=2, hq=2, hkv=1, m=65, n=33), *(dict(b=1, hq=1, hkv=1, m=m, n=n) for m, n in [(64, 64), (50, 130), (130, 50)])]
-FOLDED = f"attn-simplify-mask,attn-fold-scale,{TO_TILE},cse"
+FOLDED = f"attn-simplify-mask,attn-fold-scale,{TO_TILE},canonicalize,cse"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
