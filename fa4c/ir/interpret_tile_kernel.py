@@ -170,6 +170,9 @@ class Machine:
     def _run_walk(self, step: Step, scope: Scope) -> Iterator[None]:
         """CTAs run one after the other here, so the first takes all tiles but the others' first ones."""
         (tile, ctas), queue = self._special["tile.walk"](step, []), self._store.fetch(scope[step.operands[1]], step.op)
+        if queue.min() < 0:  # poisoned
+            raise op_diagnostic(step.op, "finds a queue that does not start at 0", why="its workspace is not initialised",
+                                fix='give it init = "zero" where the host names it')
         while tile < int(scope[step.operands[0]]):
             inner = Scope(scope, scope.iteration)
             inner.values[step.block.arguments[0]] = np.int64(tile)

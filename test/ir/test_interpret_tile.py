@@ -321,6 +321,53 @@ def test_a_loop_that_runs_again_starts_from_its_own_values(mode):
     np.testing.assert_allclose(run_body(body, X, mode=mode)["out2"], 3 * X)
 
 
+WALK = """
+!x = tensor<?x8xf32, #tile.gmem>
+!queue = tensor<2xi32, #tile.gmem>
+module {
+"tile.host"() ({
+^bb0(%x: !x, %queue: !queue, %first: !x, %second: !x):
+  %c1 = arith.constant 1 : index
+  %c3 = arith.constant 3 : index
+  "tile.launch"(%c3, %c1, %c1, %x, %queue, %first) {kernel = @k, operandSegmentSizes = array<i32: 3, 3, 0>}
+    : (index, index, index, !x, !queue, !x) -> ()
+  "tile.launch"(%c3, %c1, %c1, %x, %queue, %second) {kernel = @k, operandSegmentSizes = array<i32: 3, 3, 0>}
+    : (index, index, index, !x, !queue, !x) -> ()
+}) {sym_name = "h", tensors = [{name = "x", role = "input", dims = ["m", "n"]},
+    {name = "queue", role = "workspace", dims = ["two"], init = "zero"},
+    {name = "first", role = "output", dims = ["m", "n"]}, {name = "second", role = "output", dims = ["m", "n"]}]} : () -> ()
+"tile.kernel"() ({
+^bb0(%x: !x, %queue: !queue, %out: !x):
+  %c0 = arith.constant 0 : index
+  %c16 = arith.constant 16 : index
+  %m = "tile.dim"(%x) {axis = 0} : (!x) -> index
+  %tiles = arith.ceildivsi %m, %c16 : index
+  "tile.walk"(%tiles, %queue) ({
+  ^bb0(%tile: index):
+    %row = arith.muli %tile, %c16 : index
+    %t = "tile.load"(%x, %row, %c0) {dims = array<i64: 0, 1>} : (!x, index, index) -> tensor<16x8xf32, #tile.smem>
+    "tile.store"(%t, %out, %row, %c0) {dims = array<i64: 0, 1>} : (tensor<16x8xf32, #tile.smem>, !x, index, index) -> ()
+  }) : (index, !queue) -> ()
+}) {sym_name = "k"} : () -> ()
+}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("m", [0, 1, 16, 48, 49, 150])
+def test_a_walk_does_each_tile_and_leaves_its_queue_as_it_was(mode, m):
+    """Three CTAs; the second launch finds the queue at 0 again."""
+    x = np.arange(8.0 * m).reshape(m, 8)
+    got = run(parse_module(WALK, "walk.mlir"), {"x": x}, mode=mode)
+    np.testing.assert_array_equal(got["first"], x)
+    np.testing.assert_array_equal(got["second"], x)
+
+
+def test_a_walk_needs_a_queue_that_starts_at_0():
+    with pytest.raises(Diagnostic, match="walk.mlir:.*error: 'tile.walk' finds a queue that does not start at 0"):
+        run(parse_module(WALK.replace(', init = "zero"', ""), "walk.mlir"), {"x": np.zeros((1, 8))})
+
+
 # --------------------------------------------------------------------------------------------------------------- what is refused
 
 A, B = np.zeros((4, 6)), np.zeros((5, 6))

@@ -80,6 +80,15 @@ def one(name: str, operands: str, attributes: str, out: str) -> str:
     return f'%x = "tile.{name}"({", ".join(n for n, _ in given)}) {{{attributes}}} : ({", ".join(k for _, k in given)}) -> {out}'
 
 
+def in_a_loop(op: str) -> str:
+    return f"scf.for %k = %c0 to %c0 step %c0 {{ {op} }}"
+
+
+def walk(queue: str = "%q : tensor<2xi32, #tile.gmem>", arguments: str = "%tile: index") -> str:
+    name, _, kind = queue.partition(" : ")
+    return f'"tile.walk"(%c0, {name}) ({{ ^bb0({arguments}): "tile.vote_any"(%flag) : (!flag) -> !flag }}) : (index, {kind}) -> ()'
+
+
 ELEMENT = "%e: f32, %i: index, %j: index"
 IN_KERNEL = [
     # dim
@@ -213,8 +222,19 @@ IN_KERNEL = [
     (one("exp2", "%one : f32", "", "f32"), "'tile.exp2' lacks the attribute 'emulated'"),
     # a place in a schedule
     (load("dims = array<i64: 0, 1>, stages = 1"), "'tile.load' has no attribute 'stages'"),
-    (load("dims = array<i64: 0, 1>, stage = 1.0 : f32"), "'tile.load' has stage = 1.000000e+00 : f32, which is no integer attribute"),
-    (load("dims = array<i64: 0, 1>, stage = -1"), "'tile.load' has stage = -1\nnote: why: in step k an operation of stage s works for"),
+    (in_a_loop(load("dims = array<i64: 0, 1>, stage = 1.0 : f32")),
+     "'tile.load' has stage = 1.000000e+00 : f32, which is no integer attribute"),
+    (load("dims = array<i64: 0, 1>, stage = 1"), "'tile.load' has stage = 1, but stands in no loop\n"
+     "note: why: it would place it in a loop's steps\nnote: fix: remove stage"),
+    (load("dims = array<i64: 0, 1>, order = 3"), "'tile.load' has order = 3, but stands in no loop"),
+    # walk
+    (walk("%gf : !gf"), "'tile.walk' has the queue tensor<?xf32, #tile.gmem>\nnote: why: it is a tensor<2xi32, #tile.gmem>"),
+    (walk("%row : !row"), "'tile.walk' has the queue tensor<64xf32, #tile.reg>"),
+    (walk("%c0 : index"), "'tile.walk' has the queue index"),
+    (walk("%gf : !gf", "%tile: index, %more: index"),
+     "'tile.walk' has a body with 2 arguments\nnote: why: the body takes the tile's number"),
+    (in_a_loop(load("dims = array<i64: 0, 1>, stage = -1")),
+     "'tile.load' has stage = -1\nnote: why: in step k an operation of stage s works for"),
     (a_map("%r : !r", ELEMENT, "!r").replace("operandS", "stage = -2, operandS"), "'tile.map' has stage = -2"),
     (one("splat", "", "value = 0.0 : f32, stage = 0", "!r"), "'tile.splat' has no attribute 'stage'"),
 ]
@@ -230,7 +250,8 @@ def test_wrong_operations_in_a_kernel(op, phrase):
 def test_the_kernel_without_a_wrong_operation_is_right():
     """So each case above fails for its own line. The results here have the types that the verifiers ask for."""
     for op in (
-        "", load(), load("dims = array<i64: 0, 1>, buffers = 3, stage = 2, order = -4"), mma("%s : !s", "%s : !s", "!acc"),
+        "", load(), in_a_loop(load("dims = array<i64: 0, 1>, buffers = 3, stage = 2, order = -4")),
+        mma("%s : !s", "%s : !s", "!acc"),
         mma("%rb : !rb", "%s : !s", "tensor<64x64xf32, #tile.tmem<64>>"),
         a_map("%r : !r; %row : !row", "%e: f32, %f: f32, %i: index, %j: index", "!t"),
         a_map("%r : !r", ELEMENT, "!r", cond="%flag : !flag"), a_map("%r : !r", ELEMENT, "!r", cond="%yes : i1"),
