@@ -566,7 +566,10 @@ def _schedules_stand_in_loops(region) -> bool:
             for name in ("stage", "order"):
                 if name in op.attributes:
                     return op_error(
-                        op, f"has {name} = {op.attributes[name].value}, but stands in no loop", why="it would place it in a loop's steps", fix=f"remove {name}"
+                        op,
+                        f"has {name} = {op.attributes[name].value}, but stands in no loop",
+                        why="it would place it in a loop's steps",
+                        fix=f"remove {name}",
                     )
     return True
 
