@@ -11,6 +11,8 @@ After:   %u = "attn.band_mask"(%t) ({ the same }, {
            "attn.yield"(%0, %hi, %0, %hi) : ...                            lo, hi, full_lo, full_hi
          }) : ...
 
+Where keys are the rows (`attn-transpose-recompute` made S^T), the band is that of each key's queries, counted as `%j` counts them.
+
 A mask that is always true disappears. One that is always false has an empty band: all rows empty is a legal result. A mask of which nothing
 is known stays `attn.mask`. The predicate is kept whole, so a band that is too wide costs time, never a wrong number.
 """
@@ -28,31 +30,38 @@ def attn_simplify_mask(module: ir.Module) -> None:
     for function in attn_functions(module):
         facts = function_facts(function)
         known = infer_dims(function, facts)
-        # In a transposed space i is the key; such masks are made from simplified ones, not simplified.
-        masks = [op for op in function.regions[0].blocks[0].operations if isinstance(op, MaskOp) and known[op.scores][0] == ("m", "n")]
-        for op in masks:
-            _simplify(op, facts.align == "bottom_right")
+        # Dimensions are looked up before anything is replaced: one mask may read another's result.
+        masks = [(op, known[op.scores][0]) for op in function.regions[0].blocks[0].operations if isinstance(op, MaskOp)]
+        for op, dims in masks:
+            if set(dims) == {"m", "n"}:
+                _simplify(op, [_positions(dim, facts.align == "bottom_right") for dim in dims])
 
 
-def _simplify(op: MaskOp, bottom_right: bool) -> None:
-    reader = Reader(op.predicate)
+def _positions(dim: str, bottom_right: bool) -> tuple[Sum, Sum]:
+    """The first position along a dimension and the one behind the last: queries may be counted in key coordinates."""
+    start = atom_sum(N) - atom_sum(M) if dim == "m" and bottom_right else Sum(0)
+    return start, start + atom_sum(M if dim == "m" else N)
+
+
+def _simplify(op: MaskOp, positions: list[tuple[Sum, Sum]]) -> None:
+    never_negative = [atom for atom, (start, _) in zip((I, J), positions, strict=True) if start == Sum(0)]
+    reader = Reader(op.predicate, positions[1], never_negative)
     band = reader.band()
     if band == ALL:
         op.out.replace_all_uses_with(op.scores)
         op.erase()
     elif band != UNKNOWN:
         with op.location:
-            _replace(op, _four_bounds(band, bottom_right), reader.values)
+            _replace(op, _four_bounds(band, *positions), reader.values)
 
 
-def _four_bounds(band: Band, bottom_right: bool) -> list[Sum]:
+def _four_bounds(band: Band, rows: tuple[Sum, Sum], columns: tuple[Sum, Sum]) -> list[Sum]:
     """lo, hi, full_lo, full_hi, each non-decreasing in i."""
-    i_min = atom_sum(N) - atom_sum(M) if bottom_right else Sum(0)
-    i_max = i_min + atom_sum(M).plus(-1)
-    empty = (Sum(0), Sum(0))
+    i_min, i_max = rows[0], rows[1].plus(-1)
+    empty = (columns[0], columns[0])
     bounds = [*(band.outer or empty), *(band.inner or empty)]
     from_above = [False, True, True, False]  # widen what may be seen, narrow what surely is
-    return [monotone(finite(bound), upper, i_min, i_max) for bound, upper in zip(bounds, from_above, strict=True)]
+    return [monotone(finite(bound, *columns), upper, i_min, i_max) for bound, upper in zip(bounds, from_above, strict=True)]
 
 
 def _replace(op: MaskOp, bounds: list[Sum], values: list) -> None:

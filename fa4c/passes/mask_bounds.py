@@ -96,11 +96,11 @@ def either(a: Band, b: Band) -> Band:
     return Band((minimum(a.outer[0], b.outer[0]), maximum(a.outer[1], b.outer[1])), _inner_of_union(a.inner, b.inner))
 
 
-def choose(condition, a: Band, b: Band) -> Band:
-    """`a` where `condition`, a value that depends on neither i nor j, holds, else `b`."""
+def choose(condition, a: Band, b: Band, columns: tuple[Sum, Sum]) -> Band:
+    """`a` where `condition`, a value that depends on neither i nor j, holds, else `b`; j lies in [columns[0], columns[1])."""
     if a == b:
         return a
-    return Band(_choose_interval(condition, a.outer, b.outer), _choose_interval(condition, a.inner, b.inner))
+    return Band(_choose_interval(condition, a.outer, b.outer, columns), _choose_interval(condition, a.inner, b.inner, columns))
 
 
 def _intersect(a, b):
@@ -125,19 +125,19 @@ def _follows_query(interval) -> bool:
     return any(isinstance(bound, Sum) and depends_on(bound, I) for bound in interval)
 
 
-def _choose_interval(condition, a, b):
+def _choose_interval(condition, a, b, columns):
     if a == b:
         return a
-    ends = []
-    for yes, no in zip(a or (Sum(0), Sum(0)), b or (Sum(0), Sum(0)), strict=True):
-        yes, no = finite(yes), finite(no)
+    ends, empty = [], (columns[0], columns[0])
+    for yes, no in zip(a or empty, b or empty, strict=True):
+        yes, no = finite(yes, *columns), finite(no, *columns)
         ends.append(yes if yes == no else atom_sum(("select", condition, yes, no)))
     return tuple(ends)
 
 
-def finite(bound) -> Sum:
-    """Keys are those of [0, n), so 0 and n do for the infinities."""
-    return {NEG: Sum(0), POS: atom_sum(N)}.get(bound, bound) if isinstance(bound, str) else bound
+def finite(bound, first: Sum, end: Sum) -> Sum:
+    """Positions are those of [first, end), 0 and n for keys, so these do for the infinities."""
+    return {NEG: first, POS: end}.get(bound, bound) if isinstance(bound, str) else bound
 
 
 def maximum(a, b):
@@ -243,9 +243,13 @@ def _at_least(atom, bound: Sum) -> Band:
 
 
 class Reader:
-    """Reads a predicate region. `values`: what depends on neither i nor j and is read no further, by its number in atoms."""
+    """Reads a predicate region. `values`: what depends on neither i nor j and is read no further, by its number in atoms.
 
-    def __init__(self, predicate):
+    `columns`: the first value of j and the one behind its last. `never_negative`: which of I and J are surely not.
+    """
+
+    def __init__(self, predicate, columns: tuple[Sum, Sum], never_negative=(J,)):
+        self._columns, self._never_negative = columns, [atom_sum(atom) for atom in never_negative]
         block = predicate.blocks[0]
         self._i, self._j = block.arguments[2], block.arguments[3]
         self._yielded = list(block.operations)[-1].operation.operands[0]
@@ -280,7 +284,7 @@ class Reader:
             return NOTHING if bool(operation.attributes["value"].value) == negated else ALL
         if self.invariant(value):
             yes, no = (NOTHING, ALL) if negated else (ALL, NOTHING)
-            return choose(self._number(value), yes, no)
+            return choose(self._number(value), yes, no, self._columns)
         operands = list(operation.operands)
         if name in ("arith.andi", "arith.ori"):
             combine = both if (name == "arith.andi") != negated else either
@@ -301,7 +305,7 @@ class Reader:
     def _select(self, condition, yes, no, negated: bool) -> Band:
         yes, no = self._condition(yes, negated), self._condition(no, negated)
         if self.invariant(condition):
-            return choose(self._number(condition), yes, no)
+            return choose(self._number(condition), yes, no, self._columns)
         return either(both(self._condition(condition, False), yes), both(self._condition(condition, True), no))
 
     def _compare(self, operation, operands, negated: bool) -> Band:
@@ -328,13 +332,17 @@ class Reader:
             return Sum(operation.attributes["value"].value)
         if name == "attn.size":
             return atom_sum(("size", operation.attributes["dim"].value))
-        rule = _INTEGER_RULES.get(name)
+        rule = self._quotient if name == "arith.divsi" else _INTEGER_RULES.get(name)
         if rule is not None:
             parts = [self._integer(operand) for operand in operation.operands]
             result = rule(*parts) if None not in parts else None
             if result is not None:
                 return result
         return atom_sum(("value", self._number(value))) if self.invariant(value) else None
+
+    def _quotient(self, a: Sum, b: Sum) -> Sum | None:
+        """Division towards zero is floor division where nothing is negative: a position itself."""
+        return _floor_quotient(a, b) if a in self._never_negative or not a.terms and a.constant >= 0 else None
 
 
 def _defining(value):
@@ -353,11 +361,6 @@ def _floor_quotient(a: Sum, b: Sum) -> Sum | None:
     return floordiv(a, b.constant) if not b.terms and b.constant > 0 else None
 
 
-def _quotient(a: Sum, b: Sum) -> Sum | None:
-    """Division towards zero is floor division where nothing is negative: j itself."""
-    return _floor_quotient(a, b) if a == atom_sum(J) or not a.terms and a.constant >= 0 else None
-
-
 def _pair(which: str):
     return lambda a, b: maximum(a, b) if which == "max" else minimum(a, b)
 
@@ -367,7 +370,6 @@ _INTEGER_RULES = {
     "arith.subi": Sum.__sub__,
     "arith.muli": _product,
     "arith.floordivsi": _floor_quotient,
-    "arith.divsi": _quotient,
     "arith.maxsi": _pair("max"),
     "arith.minsi": _pair("min"),
     "math.absi": lambda a: maximum(a, a.times(-1)),

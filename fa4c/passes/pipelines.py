@@ -20,7 +20,7 @@ SM90A_FORWARD = {
 # The backward ends at the attn level for now. A scale that is the softmax's own saves a map in its derivative; masks are simplified in
 # the orientation that the block loop has.
 SM90A_BACKWARD = {
-    "attn": "attn-fold-scale,attn-derive-backward,attn-simplify-mask",
+    "attn": "attn-fold-scale,attn-derive-backward,attn-transpose-recompute,attn-simplify-mask",
 }
 
 PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD}

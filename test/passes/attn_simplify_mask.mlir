@@ -4,11 +4,11 @@
 // CHECK-LABEL: func.func @causal
 // CHECK:         %[[T:.*]] = "attn.gemm"
 // CHECK-NEXT:    %[[U:.*]] = "attn.band_mask"(%[[T]]) ({
-// CHECK-NEXT:    ^bb0(%{{.*}}: index, %{{.*}}: index, %[[I:[a-z0-9]+]]: index, %[[J:[a-z0-9]+]]: index
+// CHECK-NEXT:    ^bb0(%{{.*}}: index, %{{.*}}: index, %[[I:[a-z0-9_]+]]: index, %[[J:[a-z0-9_]+]]: index
 // CHECK-NEXT:      %[[KEEP:.*]] = arith.cmpi sle, %[[J]], %[[I]] : index
 // CHECK-NEXT:      "attn.yield"(%[[KEEP]]) : (i1) -> ()
 // CHECK-NEXT:    }, {
-// CHECK-NEXT:    ^bb0(%{{.*}}: index, %{{.*}}: index, %[[ROW:[a-z0-9]+]]: index
+// CHECK-NEXT:    ^bb0(%{{.*}}: index, %{{.*}}: index, %[[ROW:[a-z0-9_]+]]: index
 // CHECK-NEXT:      %[[ZERO:.*]] = arith.constant 0 : index
 // CHECK-NEXT:      %[[ONE:.*]] = arith.constant 1 : index
 // CHECK-NEXT:      %[[HI:.*]] = arith.addi %[[ROW]], %[[ONE]] : index
@@ -56,7 +56,7 @@ func.func @document(
 
 // A length loaded for each batch entry depends on neither i nor j: it is loaded again where the bounds are computed.
 // CHECK-LABEL: func.func @padding
-// CHECK-SAME:    %[[LENGTH:[a-z0-9]+]]: tensor<i32>
+// CHECK-SAME:    %[[LENGTH:[a-z0-9_]+]]: tensor<i32>
 // CHECK:         "attn.band_mask"
 // CHECK:         }, {
 // CHECK:           %[[L32:.*]] = "attn.load"(%[[LENGTH]])

@@ -325,14 +325,14 @@ def test_the_check_of_bounds_can_fail(wrong):
     text = print_module(module, locations=False)
     yielded = text.split('"attn.yield"(')[-1].split(")")[0].split(", ")
     position = ["lo", "hi", "full_lo", "full_hi"].index(wrong.split()[0]) if wrong != "falling hi" else 1
-    lines = {"falling hi": "%w = arith.subi %k, %i : index"}.get(
-        wrong, f"%w = arith.{'addi' if '+' in wrong else 'subi'} {yielded[position]}, %k : index"
+    lines = {"falling hi": "%w = arith.subi %amount, %i : index"}.get(
+        wrong, f"%w = arith.{'addi' if '+' in wrong else 'subi'} {yielded[position]}, %amount : index"
     )
     amount = 100 if wrong == "falling hi" else 1
     old = f'"attn.yield"({", ".join(yielded)})'
     changed = [*yielded[:position], "%w", *yielded[position + 1 :]]
     i = text.split("^bb0(")[-1].split("):")[0].split(", ")[2].split(":")[0]
-    new = f'%k = arith.constant {amount} : index\n{lines.replace("%i", i)}\n"attn.yield"({", ".join(changed)})'
+    new = f'%amount = arith.constant {amount} : index\n{lines.replace("%i", i)}\n"attn.yield"({", ".join(changed)})'
     with pytest.raises(AssertionError):
         check_bounds(parse_module(text.replace(old, new), "wrong.mlir", CONTEXT))
 
