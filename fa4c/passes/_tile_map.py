@@ -1,4 +1,4 @@
-"""Building `tile.map`s, and walking over operations."""
+"""What several passes do to operations: build a `tile.map`, walk, drop unused scalars."""
 
 from collections.abc import Callable
 
@@ -25,3 +25,12 @@ def operations_in(operation) -> list:
             for op in block.operations:
                 found += [op.operation.opview, *operations_in(op)]
     return found
+
+
+def erase_unused(block) -> None:
+    """Drop scalar operations and sizes that nothing reads, the last ones first."""
+    for op in reversed(list(block.operations)):
+        operation = op.operation
+        is_scalar = operation.name.startswith(("arith.", "math.")) or operation.name == "tile.dim"
+        if is_scalar and not any(list(result.uses) for result in operation.results):
+            operation.erase()

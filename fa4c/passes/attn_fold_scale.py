@@ -15,6 +15,7 @@ import math
 
 from ..ir.attn_signature import attn_functions
 from ..ir.mlir import arith, ir
+from ._tile_map import erase_unused
 from .registry import register_pass
 
 _MASKS = ("attn.mask", "attn.band_mask")
@@ -65,7 +66,7 @@ def _peel(operation, scale: float) -> float | None:
     if base is None or factor <= 0 or not _representable(scale * factor):
         return None
     terminator.operands[0] = base
-    _erase_unused(block)
+    erase_unused(block)
     return scale * factor
 
 
@@ -99,7 +100,7 @@ def _merge_factors(block) -> None:
             product = arith.mulf(base, arith.constant(ir.F32Type.get(), factor))
         operation.results[0].replace_all_uses_with(product)
         operation.erase()
-    _erase_unused(block)
+    erase_unused(block)
 
 
 def _split(value):
@@ -127,11 +128,3 @@ def _representable(factor: float) -> bool:
 def _constant(value) -> float | None:
     owner = value.owner
     return None if isinstance(owner, ir.Block) or owner.name != "arith.constant" else owner.attributes["value"].value
-
-
-def _erase_unused(block) -> None:
-    """Drop scalar operations of a region that nothing reads any more."""
-    for op in reversed(list(block.operations)[:-1]):
-        operation = op.operation
-        if operation.name.startswith(("arith.", "math.")) and not any(list(result.uses) for result in operation.results):
-            operation.erase()

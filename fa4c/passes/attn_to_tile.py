@@ -27,6 +27,7 @@ from ._attn_to_tile_frame import dim_of
 from ._attn_to_tile_kernel import Kernel
 from ._attn_to_tile_plan import SPACE, Plan, Score, make_plan
 from ._attn_to_tile_shape import Demand, choose_shape
+from ._tile_map import erase_unused
 from .registry import register_pass
 
 
@@ -174,6 +175,7 @@ def _emit_kernel(plan: Plan, shape, padded) -> None:
     with ir.InsertionPoint(block):
         named = {tensor.name: argument for argument, (_, tensor, _, _) in zip(block.arguments, tensors, strict=True)}
         Kernel(plan, shape, padded, named).emit()
+    erase_unused(block)
 
 
 def _kernel_name(plan: Plan) -> str:
