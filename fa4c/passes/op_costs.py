@@ -26,10 +26,11 @@ COPY_LATENCY = 600  # clocks from a copy's issue until its first bytes arrive fr
 # Instructions of one scalar operation, by unit. bf16 conversions pack two elements (F2FP). exp, log, pow: one multiply around ex2/lg2.
 _ONE = {
     "fp32": {"arith.addf", "arith.subf", "arith.mulf", "arith.negf", "math.fma"},
-    "mufu": {"math.exp2", "math.log2", "math.tanh", "math.rsqrt", "math.sin", "math.cos"},
+    "mufu": {"math.exp2", "math.log2", "math.rsqrt", "math.sin", "math.cos"},
 }
 _SEVERAL = {
     "math.exp": {"mufu": 1, "fp32": 1}, "math.log": {"mufu": 1, "fp32": 1}, "math.powf": {"mufu": 2, "fp32": 1},
+    "math.tanh": {"mufu": 2, "fp32": 3},  # emitted as 1 - 2 / (exp2(c x) + 1)
     "math.sqrt": {"mufu": 1, "fp32": 1}, "arith.divf": {"mufu": 1, "fp32": 1}, "math.erf": {"mufu": 1, "fp32": 12},
     "arith.truncf": {"alu": 0.5}, "arith.constant": {}, "arith.index_cast": {}, "arith.index_castui": {}, "tile.yield": {},
     "tile.load_element": {"alu": 4},
@@ -86,6 +87,11 @@ def _to_shared(op, target) -> Cost:
 def _map(op, target) -> Cost:
     if op.cond is not None:
         return _elementwise({"alu": LANES_A_WARP}, target)
+    return _elementwise(map_work(op, target), target)
+
+
+def map_work(op, target) -> Counter:
+    """Instructions of a map, by unit, one for each lane."""
     work: Counter = Counter()
     each, row = _elements(op.out.type, target), _row_elements(op.out.type, target)
     arguments = list(op.body.blocks[0].arguments)
@@ -99,7 +105,7 @@ def _map(op, target) -> Cost:
         (wide if times == each else narrow if times else set()).update(operation.results)
         for unit, count in _instructions(inner).items():
             work[unit] += count * times
-    return _elementwise(work, target)
+    return work
 
 
 def _reduce(op, target) -> Cost:

@@ -1,8 +1,9 @@
 """Compute a share of the exponentials on the FMA units instead of the special-function unit.
 
 ex2 runs at 16 a clock and SM, FMA at 128: where exponentials limit a kernel, a share of them is faster as range reduction and a polynomial
-(about 8 instructions). `share` counts of 16 groups of 8 neighbouring columns, so that all threads do the same; -1 takes the
-target's number, which stays 0 until a measurement on it shows a gain. Small tiles, such as row statistics, are left alone.
+(about 8 instructions). `share` counts of 16 groups of 8 neighbouring columns, so that all threads do the same; -1 takes the target's number
+for loops in which the special-function unit needs longer than the tensor cores (a soft cap triples its work), by a factor that is the
+target's too, and 0 for others. Small tiles, such as row statistics, are left alone.
 
 Before:  %p = math.exp2 %x : f32                            (in a tile.map over 128x128)
 After:   %p = "tile.exp2"(%x) {emulated = 2 : i64} : (f32) -> f32
@@ -10,9 +11,11 @@ After:   %p = "tile.exp2"(%x) {emulated = 2 : i64} : (f32) -> f32
 
 from ..ir.diagnostics import Diagnostic
 from ..ir.mlir import ir
-from ..ir.tile import Exp2Op, MapOp
+from ..ir.tile import Exp2Op, MapOp, MmaOp
 from ..targets import of as target_of
 from ._tile_map import operations_in
+from .loop_graph import pipelined_loops
+from .op_costs import cost, map_work
 from .registry import register_pass
 
 _GROUP = 16
@@ -26,14 +29,21 @@ def tile_exp_emulation(module: ir.Module, *, share: int = -1) -> None:
             why=f"it counts exponentials of {_GROUP} neighbouring columns",
             fix=f"give 0 to {_GROUP}, or -1 for the target's",
         )
-    share = target_of(module).exp2_emulated if share == -1 else share
-    if share == 0:
-        return
-    for op in operations_in(module):
-        if isinstance(op, MapOp) and _is_wide(op.out.type):
-            for inner in operations_in(op):
-                if inner.operation.name == "math.exp2" and isinstance(inner.operation.results[0].type, ir.F32Type):
-                    _emulate(inner.operation, share)
+    target = target_of(module)
+    for loop in pipelined_loops(module):
+        chosen = share if share >= 0 else target.exp2_emulated if _limited_by_exponentials(loop, target) else 0
+        for op in operations_in(loop) if chosen else []:
+            if isinstance(op, MapOp) and _is_wide(op.out.type):
+                for inner in operations_in(op):
+                    if inner.operation.name == "math.exp2" and isinstance(inner.operation.results[0].type, ir.F32Type):
+                        _emulate(inner.operation, chosen)
+
+
+def _limited_by_exponentials(loop, target) -> bool:
+    operations = list(loop.regions[0].blocks[0].operations)
+    special = sum(map_work(op, target)["mufu"] for op in operations if isinstance(op, MapOp)) / target.mufu
+    tensor = sum(cost(op, target).clocks for op in operations if isinstance(op, MmaOp))
+    return special > target.exp2_emulation_from * tensor
 
 
 def _is_wide(kind) -> bool:

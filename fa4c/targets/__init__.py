@@ -72,7 +72,8 @@ class Target:
 
     bulk_copy_alignment: int = 16  # TMA: base address and strides, in bytes
     swizzle_bytes: tuple[int, ...] = (128, 64, 32)
-    exp2_emulated: int = 0  # of 16 exponentials, by default; not 0 only where a measurement shows a gain
+    exp2_emulated: int = 0  # of 16 exponentials, where the special-function unit limits a loop; not 0 only where a measurement shows a gain
+    exp2_emulation_from: float = 1.25  # ... by this factor over the tensor cores
     refusal: str = ""
 
 

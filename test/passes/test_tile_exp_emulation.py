@@ -31,11 +31,24 @@ def test_in_the_kernels_dtype(share):
     assert programs.difference(exact, emulated) < 2.0**-6
 
 
+def example_after(name: str, options: str = "") -> str:
+    passes = f"attn-simplify-mask,attn-fold-scale,attn-to-tile,tile-exp-emulation{options}"
+    return print_module(programs.lower(programs.example(name), passes), locations=False)
+
+
 def test_the_target_decides_where_nothing_is_said():
-    assert text_after("{share=0}") == text_after("") == print_module(programs.lower(attention(mask=CAUSAL), TO_TILE), locations=False)
-    with targets.override("sm_90a", exp2_emulated=3):
-        assert text_after("") == text_after("{share=3}") != text_after("{share=0}")
+    """Plain attention stays on the special-function unit; where that limits the loop, the target's share is taken."""
+    assert example_after("causal") == example_after("causal", "{share=0}")
+    with targets.override("sm_90a", exp2_emulated=3, mufu=4):
+        assert example_after("causal") == example_after("causal", "{share=3}") != example_after("causal", "{share=0}")
+    with targets.override("sm_90a", exp2_emulated=3, mufu=4, exp2_emulation_from=1000.0):
+        assert example_after("causal") == example_after("causal", "{share=0}")
     assert text_after("{share=3}").count("emulated = 3") == 1  # P; row statistics stay
+
+
+@pytest.mark.parametrize(("name", "emulated"), [("causal", 0), ("full", 0), ("softcap", 1)])
+def test_a_soft_cap_is_emulated_and_plain_attention_is_not(name, emulated):
+    assert example_after(name).count("emulated = 4") == emulated
 
 
 def test_rows_stay_on_the_special_function_unit():
