@@ -1,8 +1,11 @@
 """The table of `no_decoration.py`: a sample of its edits here, all of them in bench/results/no_decoration.txt."""
 
+import json
 import pathlib
+import re
 import sys
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -64,3 +67,72 @@ def test_every_kind_of_edit_is_made(causal):
     assert {"warp.wait", "warp.wgmma accumulate", "warp.pipeline arrivals", "warp.map", "tile.host tensors"} <= names
     deleted = [edit.what for edit in causal.edits if edit.kind == "delete"]
     assert len(deleted) == sum(1 for _ in no_decoration.walk(causal.module.operation))
+
+
+# -- swaps compute the same -----------------------------------------------------------------------------------------------------------------
+
+SIZES = {"b": 1, "hq": 2, "hkv": 1, "m": 150, "n": 300}
+SWAPS = 10  # of each example
+
+
+def swapped(example: str):
+    """Modules of the tile level with two neighbours of the kernel changed places, sampled over the whole kernel."""
+    table = Table(example, "tile")
+    swaps = [edit for edit in table.edits if edit.kind == "swap" and "tile.host" not in edit.what]
+    inside = [edit for edit in swaps if not _in_host(table, edit)]
+    for edit in inside[:: len(inside) // SWAPS][:SWAPS]:
+        with table.context, no_decoration.ir.Location.unknown():
+            copy = table.module.operation.clone()
+            edit.apply(next(no_decoration.itertools.islice(no_decoration.walk(copy), edit.number, None)))
+            yield edit.what, no_decoration.ir.Module.parse(copy.get_asm(print_generic_op_form=True), table.context)
+
+
+def _in_host(table, edit) -> bool:
+    op = next(no_decoration.itertools.islice(no_decoration.walk(table.module.operation), edit.number, None))
+    while op.parent.name not in ("tile.host", "tile.kernel", "builtin.module"):
+        op = op.parent.operation
+    return op.parent.name == "tile.host"
+
+
+@pytest.mark.parametrize("example", no_decoration.EXAMPLES)
+def test_swapped_neighbours_still_compute_right(example):
+    """In storage mode: in scheduled order, on physical buffers."""
+    from fa4c.ir import interpret_tile
+
+    table = Table(example, "tile")
+    given = _inputs(example)
+    with table.context, no_decoration.ir.Location.unknown():
+        want = interpret_tile.run(table._parse(table.text), given)["o"]
+    assert np.isfinite(want).all()
+    for what, module in swapped(example):
+        with module.context, no_decoration.ir.Location.unknown():
+            got = interpret_tile.run(module, given, mode="storage")["o"]
+        assert np.abs(got - want).max() < 1e-12, what
+
+
+def test_a_swap_of_operands_is_seen():
+    """The comparison above can fail: the two operands of a subtraction change places."""
+    from fa4c.ir import interpret_tile
+
+    table = Table("causal", "tile")
+    given = _inputs("causal")
+    text = table.text
+    at = text.index("math.fma")
+    line = text[text.rindex("\n", 0, at) + 1 : text.index("\n", at)]
+    first, second, third = line.split("math.fma ")[1].split(" : ")[0].split(", ")
+    wrong = text.replace(line, line.replace(f"{first}, {second}, {third}", f"{first}, {third}, {second}"))
+    with table.context, no_decoration.ir.Location.unknown():
+        want = interpret_tile.run(table._parse(text), given)["o"]
+        got = interpret_tile.run(table._parse(wrong), given)["o"]
+    assert not np.allclose(got, want, equal_nan=True)
+
+
+def _inputs(example: str) -> dict:
+    from fa4c.runtime import inputs
+
+    semantics = json.loads(re.search(r'"semantics": (\{.*\}), "tensors"', _manifest(example))[1])
+    return {name: value.double().numpy() for name, value in inputs.make_inputs(semantics, dict(SIZES)).items()}
+
+
+def _manifest(example: str) -> str:
+    return Table(example, "warp with barriers").base["manifest"]
