@@ -1,7 +1,8 @@
-"""The table of invariant 6, "no decoration": for an example, at the tile level and at the warp level before and after barriers are in, each operation is
-deleted, each pair of neighbours that do not depend on each other is swapped, and each attribute is changed within its domain, one at a time.
+"""The table of invariant 6, "no decoration".
 
-Every such edit must change the next level's text, the CuTe-DSL source or the manifest made with it, or must be refused with a located diagnostic. What
+For an example, at the tile level and at the warp level before and after barriers are in, each operation is deleted, each pair of
+neighbours that do not depend on each other is swapped, and each attribute is changed within its domain, one at a time. Every such edit
+must change the next level's text, the CuTe-DSL source or the manifest made with it, or must be refused with a located diagnostic. What
 changes nothing is decoration, and must be named in EXCEPTIONS with a reason.
 
     python test/invariants/no_decoration.py                 a summary, and all edits that change nothing
@@ -94,14 +95,21 @@ def _swap_of(*notes: str) -> Callable[[Row], bool]:
 EXCEPTIONS = [
     Exempt("constants", "a constant is written where it is used: its own place says nothing", _swap_of("a constant")),
     Exempt("parameters", "sizes and descriptors are parameters of the kernel, there from the start", _swap_of("a parameter")),
-    Exempt("host", "scalars of the host function become expressions of the manifest, which have no order; nor have host and kernel", _swap_of("host")),
+    Exempt(
+        "host",
+        "scalars of the host function become expressions of the manifest, which have no order; nor have host and kernel",
+        _swap_of("host"),
+    ),
     Exempt("order", "both carry an order, which says when they run; their place in the text does not", _swap_of("both ordered")),
     Exempt("roles", "a load and a computation run in different roles, each at its own pace", _swap_of("two roles")),
     Exempt("scalars", "scalars are computed where they are needed, so their place among tiles says nothing", _swap_of("a scalar")),
     Exempt("fragments", "registers are declared at the head of their role", _swap_of("a declaration")),
     Exempt("dead scalars", "nothing uses it; cse removes it on the way down", lambda row: row.note == "dead scalar"),
-    Exempt("permissions", "fastmath and overflowFlags permit code to be less exact, and the emitted code does not take the permission",
-           lambda row: row.kind == "attribute" and row.what.split(" ")[1] in ("fastmath", "overflowFlags")),
+    Exempt(
+        "permissions",
+        "fastmath and overflowFlags permit code to be less exact, and the emitted code does not take the permission",
+        lambda row: row.kind == "attribute" and row.what.split(" ")[1] in ("fastmath", "overflowFlags"),
+    ),
 ]
 
 
@@ -197,7 +205,7 @@ class NoPlace(Exception):
 
 
 def _other_value(op, kind):
-    """A value of a type that may stand for a result: an operand of the operation, else the nearest one defined before it, no equal constant."""
+    """A value of a type that may stand for a result: an operand of the operation, else the nearest one defined before it."""
     if (own := next((v for v in op.operands if v.type == kind), None)) is not None:
         return own
     here = op
@@ -220,8 +228,11 @@ def _set(op, name: str, value: str) -> None:
 
 # Attributes of text with a known domain; others get another text.
 _WORDS = {
-    ("warp.reduce", "kind"): ("max", "sum"), ("tile.reduce", "kind"): ("max", "sum"), ("warp.elect", "scope"): ("warp", "warpgroup"),
-    ("warp.barrier", "scope"): ("warpgroup", "role"), ("tile.device", "prop"): ("num_sms", "l2_bytes"),
+    ("warp.reduce", "kind"): ("max", "sum"),
+    ("tile.reduce", "kind"): ("max", "sum"),
+    ("warp.elect", "scope"): ("warp", "warpgroup"),
+    ("warp.barrier", "scope"): ("warpgroup", "role"),
+    ("tile.device", "prop"): ("num_sms", "l2_bytes"),
 }
 _FLOAT_PREDICATES = {"oeq": 1, "ogt": 2, "oge": 3, "olt": 4, "ole": 5, "one": 6}
 
@@ -256,7 +267,7 @@ def _other_values(op, name, attribute) -> Iterator:
     elif isinstance(attribute, (ir.DenseI64ArrayAttr, ir.DenseI32ArrayAttr)):
         values = list(attribute)
         for n, value in enumerate(values):
-            yield type(attribute).get([*values[:n], value * 2 if value > 1 else value + 1, *values[n + 1:]])
+            yield type(attribute).get([*values[:n], value * 2 if value > 1 else value + 1, *values[n + 1 :]])
         if len(set(values)) > 1:
             yield type(attribute).get(values[::-1])
     elif isinstance(attribute, ir.FlatSymbolRefAttr):
@@ -274,8 +285,11 @@ def _other_values(op, name, attribute) -> Iterator:
 def _other_orders(op, attribute) -> Iterator:
     """Orders are ranks within a role (loads are one): first of all, and last of all, unless it is that already."""
     is_load = op.name == "tile.load"
-    mates = [other.attributes["order"].value for other in (o.operation for o in op.block.operations)
-             if "order" in other.attributes and (other.name == "tile.load") == is_load]
+    mates = [
+        other.attributes["order"].value
+        for other in (o.operation for o in op.block.operations)
+        if "order" in other.attributes and (other.name == "tile.load") == is_load
+    ]
     for new, end in ((-1, min(mates)), (1000, max(mates))):
         if attribute.value != end:
             yield ir.IntegerAttr.get(attribute.type, new)
@@ -305,7 +319,7 @@ def _other_tensors(attribute) -> Iterator:
                 new[key] = ir.StringAttr.get("output" if value.value == "input" else "input")
             else:
                 new[key] = ir.StringAttr.get(value.value + "_other")
-            yield ir.ArrayAttr.get([*list(attribute)[:n], ir.DictAttr.get(new), *list(attribute)[n + 1:]])
+            yield ir.ArrayAttr.get([*list(attribute)[:n], ir.DictAttr.get(new), *list(attribute)[n + 1 :]])
 
 
 def _not_the_default(name: str, spec) -> str:
@@ -422,7 +436,9 @@ def summary(rows: list[Row]) -> Iterator[str]:
     for e in EXCEPTIONS:
         covered = [row for row in rows if row.outcome not in SEEN and exemption(row) is e]
         yield f"exception: {e.name}: {len(covered)} edits. {e.reason}"
-        yield from (f"    {line} ({n})" for line, n in sorted(collections.Counter(f"{r.level}: {r.kind} {r.what}" for r in covered).items()))
+        yield from (
+            f"    {line} ({n})" for line, n in sorted(collections.Counter(f"{r.level}: {r.kind} {r.what}" for r in covered).items())
+        )
     left = [row for row in rows if is_decoration(row)]
     yield f"{len(rows)} edits, {sum(row.outcome in SEEN for row in rows)} show, {len(left)} are decoration"
     yield from map(str, left)

@@ -69,7 +69,7 @@ def test_every_kind_of_edit_is_made(causal):
     assert len(deleted) == sum(1 for _ in no_decoration.walk(causal.module.operation))
 
 
-# -- swaps compute the same -----------------------------------------------------------------------------------------------------------------
+# -- swaps compute the same ---------------------------------------------------------------------------------------------------------------
 
 SIZES = {"b": 1, "hq": 2, "hkv": 1, "m": 150, "n": 300}
 SWAPS = 10  # of each example

@@ -1,4 +1,7 @@
-"""Verifiers of the `warp` dialect: every operation refuses what does not fit, and says where. The kernel around is examples/warp/gemm_bias_tanh.mlir."""
+"""Verifiers of the `warp` dialect: every operation refuses what does not fit, and says where.
+
+The kernel around the wrong operation is examples/warp/gemm_bias_tanh.mlir.
+"""
 
 import functools
 import pathlib
@@ -34,13 +37,20 @@ def test_the_example_verifies():
 # operation -> [(text in the example, what stands there instead, what is said)]
 FRAGMENT, BUFFER = "tensor<128x128xf32, #tile.reg>", "tensor<1x128x128xbf16, #tile.smem>"
 VOTE = '    "warp.vote_any"({0}, {1}) : ({2}, {3}) -> ()\n    "warp.store_shared"'
-WALK = '    "warp.walk"({1}) ({{\n    {0}\n      "warp.fence_async"() : () -> ()\n    }}) {{{3}operandSegmentSizes = array<i32: 1, {2}>}} : ({4}) -> ()\n    "warp.fence_async"'
+WALK = '    "warp.walk"({1}) ({{\n    {0}\n      "warp.fence_async"() : () -> ()\n    }}) {{{3}operandSegmentSizes = array<i32: 1, {2}>}} : ({4}) -> ()\n    "warp.fence_async"'  # noqa: E501
 ROWS = '    %lse = "warp.fragment"() : () -> {0}\n    "warp.store_rows"(%lse, {1}) : ({0}, {2}) -> ()\n    "warp.fence_async"'
 I1, F32 = "tensor<128xi1, #tile.reg>", "tensor<128xf32, #tile.reg>"
 REFUSED = {
-    "kernel": [("threads = 384", "threads = 1056", "'warp.kernel' has 1056 threads"), ("threads = 384", "threads = 100", "has 100 threads")],
+    "kernel": [
+        ("threads = 384", "threads = 1056", "'warp.kernel' has 1056 threads"),
+        ("threads = 384", "threads = 100", "has 100 threads"),
+    ],
     "tensor_map": [
-        ("%map_a = \"warp.tensor_map\"(%a) {box = array<i64: 128, 64>", "%map_a = \"warp.tensor_map\"(%a) {box = array<i64: 64>", "has a box of rank 1"),
+        (
+            '%map_a = "warp.tensor_map"(%a) {box = array<i64: 128, 64>',
+            '%map_a = "warp.tensor_map"(%a) {box = array<i64: 64>',
+            "has a box of rank 1",
+        ),
         ("(%a) {box = array<i64: 128, 64>", "(%a) {box = array<i64: 512, 64>", "a box has 1 to 256 elements"),
         ("(%a) {box = array<i64: 128, 64>, swizzle = 128", "(%a) {box = array<i64: 128, 64>, swizzle = 48", "has swizzle = 48"),
         ("(%a) {box = array<i64: 128, 64>", "(%a) {box = array<i64: 128, 32>", "has boxes 64 bytes wide under a swizzle of 128"),
@@ -53,39 +63,81 @@ REFUSED = {
         (BUFFER, "tensor<1x128x128xf8E4M3FN, #tile.smem>", "holds elements of type f8E4M3FN"),
     ],
     "pipeline": [
-        ("stages = 4, offset = 0", "stages = 0, offset = 0", "has 0 stages"), ("stages = 4, offset = 0", "stages = 4, offset = 4", "has offset 4"),
+        ("stages = 4, offset = 0", "stages = 0, offset = 0", "has 0 stages"),
+        ("stages = 4, offset = 0", "stages = 4, offset = 4", "has offset 4"),
         ("tx_bytes = 32768", "tx_bytes = 1048576", "has tx_bytes = 1048576"),
     ],
-    "init_barriers": [('"warp.init_barriers"(%ring) : (!warp.pipe)', '"warp.init_barriers"(%map_a) : (!warp.descriptor)', "needs pipe 0 made by 'warp.pipeline'")],
+    "init_barriers": [
+        (
+            '"warp.init_barriers"(%ring) : (!warp.pipe)',
+            '"warp.init_barriers"(%map_a) : (!warp.descriptor)',
+            "needs pipe 0 made by 'warp.pipeline'",
+        )
+    ],
     "role": [
         ("warps = array<i64: 0, 1, 2, 3>", "warps = array<i64: 0, 1, 2>", "a role is made of whole warpgroups"),
         ("warps = array<i64: 0, 1, 2, 3>", "warps = array<i64: 0, 2, 1, 3>", "a role is made of whole warpgroups"),
-        ("active = 1", "active = 5", "has 5 active warps of 4"), ("registers = 24}", "registers = 20}", "has registers = 20"),
+        ("active = 1", "active = 5", "has 5 active warps of 4"),
+        ("registers = 24}", "registers = 20}", "has registers = 20"),
         ("registers = 240", "registers = 264", "has registers = 264"),
     ],
-    "state": [("{phase = 1}", "{phase = 2}", "has phase = 2"), ('"warp.state"(%ring) {phase = 1} : (!warp.pipe)', '"warp.state"(%map_a) {phase = 1} : (!warp.descriptor)', "needs pipe made")],
-    "elect": [('scope = "warp"}', 'scope = "lane"}', 'known are "warp" and "warpgroup"')],
-    "barrier": [('{id = 1, scope = "warpgroup"}', '{id = 1, scope = "cta"}', "has scope = "), ("{id = 1,", "{id = 0,", "named barriers are 1 to 15"), ("{id = 1,", "{id = 16,", "has id = 16")],
-    "tma_load": [
-        ("%map_a, %sa, %state, %m0, %k0) {operandSegmentSizes = array<i32: 1, 1, 1, 2>} : (!warp.descriptor, tensor<4x128x64xbf16, #tile.smem>, !warp.place, index, index)",
-         "%map_a, %sa, %state, %m0) {operandSegmentSizes = array<i32: 1, 1, 1, 1>} : (!warp.descriptor, tensor<4x128x64xbf16, #tile.smem>, !warp.place, index)",
-         "has 1 coordinates for"),
-        ("%a: tensor<?x?xbf16, #tile.gmem>, %b: tensor<?x?xbf16, #tile.gmem>, %bias: tensor<?xf32, #tile.gmem>, %c: tensor<?x?xbf16, #tile.gmem>):\n  %x",
-         "%a: tensor<?x?xf16, #tile.gmem>, %b: tensor<?x?xbf16, #tile.gmem>, %bias: tensor<?xf32, #tile.gmem>, %c: tensor<?x?xbf16, #tile.gmem>):\n  %x", None),
+    "state": [
+        ("{phase = 1}", "{phase = 2}", "has phase = 2"),
+        ('"warp.state"(%ring) {phase = 1} : (!warp.pipe)', '"warp.state"(%map_a) {phase = 1} : (!warp.descriptor)', "needs pipe made"),
     ],
-    "store_shared": [("(%sc, %out) : (tensor<1x128x128xbf16, #tile.smem>, tensor<128x128xbf16, #tile.reg>)", "(%sc, %acc) : (tensor<1x128x128xbf16, #tile.smem>, tensor<128x128xf32, #tile.reg>)", "rows, columns and dtype stay")],
+    "elect": [('scope = "warp"}', 'scope = "lane"}', 'known are "warp" and "warpgroup"')],
+    "barrier": [
+        ('{id = 1, scope = "warpgroup"}', '{id = 1, scope = "cta"}', "has scope = "),
+        ("{id = 1,", "{id = 0,", "named barriers are 1 to 15"),
+        ("{id = 1,", "{id = 16,", "has id = 16"),
+    ],
+    "tma_load": [
+        (
+            "%map_a, %sa, %state, %m0, %k0) {operandSegmentSizes = array<i32: 1, 1, 1, 2>} : (!warp.descriptor, tensor<4x128x64xbf16, #tile.smem>, !warp.place, index, index)",  # noqa: E501
+            "%map_a, %sa, %state, %m0) {operandSegmentSizes = array<i32: 1, 1, 1, 1>} : (!warp.descriptor, tensor<4x128x64xbf16, #tile.smem>, !warp.place, index)",  # noqa: E501
+            "has 1 coordinates for",
+        ),
+        (
+            "%a: tensor<?x?xbf16, #tile.gmem>, %b: tensor<?x?xbf16, #tile.gmem>, %bias: tensor<?xf32, #tile.gmem>, %c: tensor<?x?xbf16, #tile.gmem>):\n  %x",  # noqa: E501
+            "%a: tensor<?x?xf16, #tile.gmem>, %b: tensor<?x?xbf16, #tile.gmem>, %bias: tensor<?xf32, #tile.gmem>, %c: tensor<?x?xbf16, #tile.gmem>):\n  %x",  # noqa: E501
+            None,
+        ),
+    ],
+    "store_shared": [
+        (
+            "(%sc, %out) : (tensor<1x128x128xbf16, #tile.smem>, tensor<128x128xbf16, #tile.reg>)",
+            "(%sc, %acc) : (tensor<1x128x128xbf16, #tile.smem>, tensor<128x128xf32, #tile.reg>)",
+            "rows, columns and dtype stay",
+        )
+    ],
     "tma_store": [("{row = 0}", "{row = 2}", "has row = 2, but 2 coordinates")],
     "store_rows": [
-        ('    "warp.fence_async"', ROWS.format("tensor<128x8xf32, #tile.reg>", "%bias, %m0", "tensor<?xf32, #tile.gmem>, index"), "it stores a row vector"),
+        (
+            '    "warp.fence_async"',
+            ROWS.format("tensor<128x8xf32, #tile.reg>", "%bias, %m0", "tensor<?xf32, #tile.gmem>, index"),
+            "it stores a row vector",
+        ),
         ('    "warp.fence_async"', ROWS.format(F32, "%bias, %m0, %m0", "tensor<?xf32, #tile.gmem>, index, index"), "has 2 coordinates for"),
-        ('    "warp.fence_async"', ROWS.format("tensor<128xi32, #tile.reg>", "%bias, %m0", "tensor<?xf32, #tile.gmem>, index"), "stores do not convert"),
+        (
+            '    "warp.fence_async"',
+            ROWS.format("tensor<128xi32, #tile.reg>", "%bias, %m0", "tensor<?xf32, #tile.gmem>, index"),
+            "stores do not convert",
+        ),
     ],
     "fragment": [
-        (FRAGMENT, FRAGMENT.replace("128x128", "96x128"), "a warpgroup holds 64 rows"), (FRAGMENT, FRAGMENT.replace("128x128", "128x20"), "of 20 columns"),
-        (FRAGMENT, FRAGMENT.replace("#tile.reg", "#tile.smem"), "needs out in #tile.reg"), (FRAGMENT, FRAGMENT.replace("xf32", "xf8E5M2"), "of type f8E5M2"),
+        (FRAGMENT, FRAGMENT.replace("128x128", "96x128"), "a warpgroup holds 64 rows"),
+        (FRAGMENT, FRAGMENT.replace("128x128", "128x20"), "of 20 columns"),
+        (FRAGMENT, FRAGMENT.replace("#tile.reg", "#tile.smem"), "needs out in #tile.reg"),
+        (FRAGMENT, FRAGMENT.replace("xf32", "xf8E5M2"), "of type f8E5M2"),
     ],
     "fill": [("{value = 0.0 : f32}", "{value = 0 : i32}", "has value = 0 : i32, but the fragment holds f32")],
-    "copy": [('    "warp.store_shared"', '    "warp.copy"(%out, %acc) : (tensor<128x128xbf16, #tile.reg>, tensor<128x128xf32, #tile.reg>) -> ()\n    "warp.store_shared"', "copies tensor<128x128xf32")],
+    "copy": [
+        (
+            '    "warp.store_shared"',
+            '    "warp.copy"(%out, %acc) : (tensor<128x128xbf16, #tile.reg>, tensor<128x128xf32, #tile.reg>) -> ()\n    "warp.store_shared"',  # noqa: E501
+            "copies tensor<128x128xf32",
+        )
+    ],
     "wgmma": [
         ("{accumulate = true, transpose_b = true", "{accumulate = true, transpose_b = false", "the sizes do not fit"),
         ("(%acc, %sa, %sb, %state, %state)", "(%acc, %sc, %sb, %state, %state)", None),
@@ -98,22 +150,63 @@ REFUSED = {
         ('"warp.map"(%out, %acc)', '"warp.map"(%out, %n0)', None),
     ],
     "reduce": [
-        ('    "warp.store_shared"', f'    %m = "warp.fragment"() : () -> {F32}\n    "warp.reduce"(%m, %acc) {{kind = "min", accumulate = true}} : ({F32}, tensor<128x128xf32, #tile.reg>) -> ()\n    "warp.store_shared"', 'known kinds are "max" and "sum"'),
-        ('    "warp.store_shared"', f'    %m = "warp.fragment"() : () -> {F32}\n    "warp.reduce"(%m, %out) {{kind = "max", accumulate = true}} : ({F32}, tensor<128x128xbf16, #tile.reg>) -> ()\n    "warp.store_shared"', "the dtype stays"),
+        (
+            '    "warp.store_shared"',
+            f'    %m = "warp.fragment"() : () -> {F32}\n    "warp.reduce"(%m, %acc) {{kind = "min", accumulate = true}} : ({F32}, tensor<128x128xf32, #tile.reg>) -> ()\n    "warp.store_shared"',  # noqa: E501
+            'known kinds are "max" and "sum"',
+        ),
+        (
+            '    "warp.store_shared"',
+            f'    %m = "warp.fragment"() : () -> {F32}\n    "warp.reduce"(%m, %out) {{kind = "max", accumulate = true}} : ({F32}, tensor<128x128xbf16, #tile.reg>) -> ()\n    "warp.store_shared"',  # noqa: E501
+            "the dtype stays",
+        ),
     ],
-    "vote_any": [('    "warp.store_shared"', f'    %m = "warp.fragment"() : () -> {F32}\n    "warp.vote_any"(%m, %m) : ({F32}, {F32}) -> ()\n    "warp.store_shared"', "one i1 a row")],
-    "when": [('    "warp.store_shared"', '    "warp.when"(%n0) ({\n      "warp.fence_async"() : () -> ()\n    }) : (index) -> ()\n    "warp.store_shared"', "has cond of type index")],
+    "vote_any": [
+        (
+            '    "warp.store_shared"',
+            f'    %m = "warp.fragment"() : () -> {F32}\n    "warp.vote_any"(%m, %m) : ({F32}, {F32}) -> ()\n    "warp.store_shared"',
+            "one i1 a row",
+        )
+    ],
+    "when": [
+        (
+            '    "warp.store_shared"',
+            '    "warp.when"(%n0) ({\n      "warp.fence_async"() : () -> ()\n    }) : (index) -> ()\n    "warp.store_shared"',
+            "has cond of type index",
+        )
+    ],
     "walk": [
         ('    "warp.fence_async"', WALK.format("", "%blocks", "0, 0", "", "index"), "has a body with 0 arguments"),
-        ('    "warp.fence_async"', WALK.format("^bb0(%tile: index):", "%blocks, %state", "0, 1", "word = 2, ", "index, !warp.place"), "has word = 2"),
-        ('    "warp.fence_async"', WALK.format("^bb0(%tile: index):", "%blocks, %state", "0, 1", "", "index, !warp.place"), "has only one of state and word"),
+        (
+            '    "warp.fence_async"',
+            WALK.format("^bb0(%tile: index):", "%blocks, %state", "0, 1", "word = 2, ", "index, !warp.place"),
+            "has word = 2",
+        ),
+        (
+            '    "warp.fence_async"',
+            WALK.format("^bb0(%tile: index):", "%blocks, %state", "0, 1", "", "index, !warp.place"),
+            "has only one of state and word",
+        ),
     ],
-    "ptx": [("tanh.approx.f32 $0, $1;", "tanh.approx.f32 $0, $2;", "has asm without $1"), ("tanh.approx.f32 $0, $1;", "tanh.approx.f32 $0, \\\\ $1;", "one line without quotes and backslashes")],
-    "turn_take": [('    "warp.store_shared"', '    "warp.turn_take"() {id = 0} : () -> ()\n    "warp.store_shared"', "named barriers are 1 to 15")],
+    "ptx": [
+        ("tanh.approx.f32 $0, $1;", "tanh.approx.f32 $0, $2;", "has asm without $1"),
+        ("tanh.approx.f32 $0, $1;", "tanh.approx.f32 $0, \\\\ $1;", "one line without quotes and backslashes"),
+    ],
+    "turn_take": [
+        ('    "warp.store_shared"', '    "warp.turn_take"() {id = 0} : () -> ()\n    "warp.store_shared"', "named barriers are 1 to 15")
+    ],
     "turn_give": [('    "warp.store_shared"', '    "warp.turn_give"() {id = 16} : () -> ()\n    "warp.store_shared"', "has id = 16")],
     "turn_init": [('    "warp.store_shared"', '    "warp.turn_init"() {id = 0} : () -> ()\n    "warp.store_shared"', "has id = 0")],
-    **{name: [(f'"warp.{name}"(%state) : (!warp.place)', f'"warp.{name}"(%ring) : (!warp.pipe)', "needs state made by 'warp.state', but it is made by 'warp.pipeline'")]
-       for name in ("acquire", "arm", "wait", "release", "advance")},
+    **{
+        name: [
+            (
+                f'"warp.{name}"(%state) : (!warp.place)',
+                f'"warp.{name}"(%ring) : (!warp.pipe)',
+                "needs state made by 'warp.state', but it is made by 'warp.pipeline'",
+            )
+        ]
+        for name in ("acquire", "arm", "wait", "release", "advance")
+    },
 }
 # What has neither operands nor attributes can only be given too much of them, which the fuzz test does.
 PLAIN = {"fence_async", "store_commit", "store_wait", "wgmma_fence", "wgmma_commit"}
@@ -138,8 +231,11 @@ def test_refuses(name, old, new, message):
 
 
 def test_every_operation_has_a_case():
-    names = {kind.OPERATION_NAME.removeprefix("warp.") for kind in vars(warp).values()
-             if isinstance(kind, type) and issubclass(kind, warp.Operation) and getattr(kind, "OPERATION_NAME", None)}
+    names = {
+        kind.OPERATION_NAME.removeprefix("warp.")
+        for kind in vars(warp).values()
+        if isinstance(kind, type) and issubclass(kind, warp.Operation) and getattr(kind, "OPERATION_NAME", None)
+    }
     assert names == set(REFUSED) | PLAIN
 
 
@@ -154,7 +250,9 @@ def printed(path: str, level: str) -> str:
     return compile_text((ROOT / "examples" / path).read_text(), path, emit=level, locations=False)
 
 
-@pytest.mark.parametrize(("path", "level"), [("warp/gemm_bias_tanh.mlir", "warp"), ("tile/two_gemms.mlir", "tile"), ("tile/two_gemms.mlir", "warp")])
+@pytest.mark.parametrize(
+    ("path", "level"), [("warp/gemm_bias_tanh.mlir", "warp"), ("tile/two_gemms.mlir", "tile"), ("tile/two_gemms.mlir", "warp")]
+)
 def test_damage_ends_in_a_diagnostic(path, level, tmp_path):
     file = tmp_path / "kernel.mlir"
     file.write_text(printed(path, level))

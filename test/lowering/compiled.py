@@ -1,5 +1,7 @@
-"""Compiled kernels for tests. A build takes seconds and follows from the source text alone, so it is kept in a folder by that text, for all test processes
-and for later runs of the tests.
+"""Compiled kernels for tests.
+
+A build takes seconds and follows from the source text alone, so it is kept in a folder by that text, for all test processes and for later
+runs of the tests.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""What must hold of every emitted kernel: each check takes text or bytes and returns complaints, so that a test can try it on a kernel that breaks it."""
+"""What must hold of every emitted kernel.
+
+Each check takes text or bytes and returns complaints, so that a test can try it on a kernel that breaks it.
+"""
 
 import re
 import shutil
@@ -18,7 +21,11 @@ def local_memory(ptx: str) -> list[str]:
 
 
 def stack_and_local_bytes(cubin: bytes) -> list[str]:
-    return [f"{name}: {r.stack_bytes} bytes of stack, {r.local_bytes} of local memory" for name, r in resources(cubin).items() if r.stack_bytes or r.local_bytes]
+    return [
+        f"{name}: {r.stack_bytes} bytes of stack, {r.local_bytes} of local memory"
+        for name, r in resources(cubin).items()
+        if r.stack_bytes or r.local_bytes
+    ]
 
 
 def find_ptxas() -> str | None:
@@ -30,7 +37,9 @@ def ptxas_log(ptx: str, *options: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        done = subprocess.run([find_ptxas(), "-v", "-arch", "sm_90a", *options, file.name, "-o", "/dev/null"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [find_ptxas(), "-v", "-arch", "sm_90a", *options, file.name, "-o", "/dev/null"], capture_output=True, text=True, check=False
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -38,7 +47,11 @@ def ptxas_log(ptx: str, *options: str) -> str:
 def spills(log: str) -> list[str]:
     found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
     assert found, log
-    return [f"stack {stack}, spill stores {stores}, spill loads {loads}" for stack, stores, loads in found if (stack, stores, loads) != ("0", "0", "0")]
+    return [
+        f"stack {stack}, spill stores {stores}, spill loads {loads}"
+        for stack, stores, loads in found
+        if (stack, stores, loads) != ("0", "0", "0")
+    ]
 
 
 def advisories(log: str) -> list[str]:
@@ -51,8 +64,12 @@ def loop_counts(ptx: str, warp_text: str) -> list[str]:
     want, got = expected_loops(warp_text), ptx_loops.loops(ptx)
     if len(want) != len(got):
         return [f"the warp level has {len(want)} loops, the PTX {len(got)}: {[dict(loop.counts) for loop in got]}"]
-    return [f"loop {n} of role {role}: {name} {loop[name]} times, but the warp level says {count}"
-            for n, ((role, counts), loop) in enumerate(zip(want, got, strict=True)) for name, count in counts.items() if loop[name] != count]
+    return [
+        f"loop {n} of role {role}: {name} {loop[name]} times, but the warp level says {count}"
+        for n, ((role, counts), loop) in enumerate(zip(want, got, strict=True))
+        for name, count in counts.items()
+        if loop[name] != count
+    ]
 
 
 def expected_loops(warp_text: str) -> list[tuple[str, Counter]]:

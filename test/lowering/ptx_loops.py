@@ -1,6 +1,6 @@
 """Loops of a PTX kernel: basic blocks by labels and branches, back edges by dominance, instructions of each loop counted.
 
-A loop that only polls an mbarrier (inline PTX, its labels local to braces) is part of the wait that it implements, not a loop of the program.
+A loop that only polls an mbarrier (inline PTX, its labels local to braces) is part of the wait that it implements, no loop of the program.
 """
 
 import re
@@ -13,8 +13,13 @@ _OPCODE = re.compile(r"^\s*(?:@!?%?\w+\s+)?([a-z][\w.:]*)")
 
 # What is counted: name -> the opcode's beginning.
 COUNTED = {
-    "mma": "wgmma.mma_async", "ex2": "ex2.", "bulk_load": "cp.async.bulk.tensor", "wait": "mbarrier.try_wait", "arrive": "mbarrier.arrive",
-    "barrier": ("bar.", "barrier."), "tanh": "tanh.",
+    "mma": "wgmma.mma_async",
+    "ex2": "ex2.",
+    "bulk_load": "cp.async.bulk.tensor",
+    "wait": "mbarrier.try_wait",
+    "arrive": "mbarrier.arrive",
+    "barrier": ("bar.", "barrier."),
+    "tanh": "tanh.",
 }
 
 
@@ -43,8 +48,8 @@ def kernel_body(ptx: str) -> list[str]:
     lines = ptx.splitlines()
     start = next(i for i, line in enumerate(lines) if ".entry" in line)
     first = next(i for i in range(start, len(lines)) if lines[i].startswith("{"))
-    last = next(i for i in range(first, len(lines)) if lines[i].startswith("}") and _depth(lines[first:i + 1]) == 0)
-    return lines[first + 1:last]
+    last = next(i for i in range(first, len(lines)) if lines[i].startswith("}") and _depth(lines[first : i + 1]) == 0)
+    return lines[first + 1 : last]
 
 
 def _depth(lines) -> int:
@@ -105,7 +110,14 @@ def loops(ptx: str) -> list[Loop]:
         inner = set().union(*(other for h, other in program.items() if h != header and other < body))
         opcodes = [opcode for n in body - inner for opcode in blocks[n].opcodes]
         depth = sum(1 for h, other in program.items() if h != header and body < other)
-        found.append(Loop(header, frozenset(body), Counter({name: sum(o.startswith(start) for o in opcodes) for name, start in COUNTED.items()}), depth))
+        found.append(
+            Loop(
+                header,
+                frozenset(body),
+                Counter({name: sum(o.startswith(start) for o in opcodes) for name, start in COUNTED.items()}),
+                depth,
+            )
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""A compiled artifact runs where neither MLIR nor the kernel DSL can be imported: in a process of its own, with an import hook that refuses them."""
+"""A compiled artifact runs where neither MLIR nor the kernel DSL can be imported: in its own process, with a hook that refuses them."""
 
 import subprocess
 import sys
@@ -11,7 +11,8 @@ import sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch_mlir", "mlir", "iree", "cutlass", "nvidia_cutlass_dsl"} or name.startswith(("fa4c.ir", "fa4c.passes", "fa4c.lowering", "fa4c.frontend")):
+        package, compiler = name.split(".")[0], ("fa4c.ir", "fa4c.passes", "fa4c.lowering", "fa4c.frontend")
+        if package in {"torch_mlir", "mlir", "iree", "cutlass", "nvidia_cutlass_dsl"} or name.startswith(compiler):
             raise ImportError(name + " is refused by the test")
 
 sys.meta_path.insert(0, Refuse())
@@ -28,7 +29,9 @@ print("right:", ", ".join(sorted(out)))
 
 
 def alone(code: str, *args) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", HOOK + code, *map(str, args)], capture_output=True, text=True, cwd=compiled.ROOT, timeout=500)
+    return subprocess.run(
+        [sys.executable, "-c", HOOK + code, *map(str, args)], capture_output=True, text=True, cwd=compiled.ROOT, timeout=500
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def test_what_was_written_is_what_is_read(file):
     a = artifact.load(file)
     assert a.members == members
     kernel = manifest["kernels"]["causal_fwd"]
-    (entry, used), = resources(members["causal.cubin"]).items()
+    ((entry, used),) = resources(members["causal.cubin"]).items()
     assert (kernel["entry"], kernel["registers"], kernel["stack_bytes"], kernel["local_bytes"]) == (entry, used.registers, 0, 0)
     binary = compiled.kept_build(members["causal.cute.py"].decode(), "causal_fwd", "sm_90a")
     assert binary.ptx.encode() == members["causal.ptx"]

@@ -119,10 +119,15 @@ def compiled_error(error) -> str:
     return from_mlir_error(error)
 
 
-@pytest.mark.parametrize(("level", "old", "new", "near"), [
-    ("tile", "order = ", "ordre = ", "order"), ("tile", "buffers = 2", "bufers = 2", "buffers"), ("warp", "tx_bytes = ", "tx_byte = ", "tx_bytes"),
-    ("warp", "registers = 240", "register = 240", "registers"),
-])
+@pytest.mark.parametrize(
+    ("level", "old", "new", "near"),
+    [
+        ("tile", "order = ", "ordre = ", "order"),
+        ("tile", "buffers = 2", "bufers = 2", "buffers"),
+        ("warp", "tx_bytes = ", "tx_byte = ", "tx_bytes"),
+        ("warp", "registers = 240", "register = 240", "registers"),
+    ],
+)
 def test_undeclared_attributes_are_refused(level, old, new, near):
     text = compiled.level("causal.mlir", level)
     assert old in text
@@ -136,12 +141,15 @@ def test_undeclared_attributes_are_refused(level, old, new, near):
 # -- warp level ----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("old", "new", "in_source"), [
-    ("registers = 240", "registers = 232", "setmaxregister_increase(232)"),
-    ("offset = 132096", "offset = 133120", "base + 133120"),
-    ("tanh.approx.f32 $0, $1;", "ex2.approx.f32 $0, $1;", "ex2.approx.f32 $0, $1;"),
-    ("{id = 1, scope", "{id = 5, scope", "barrier_id=5 + wg"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "in_source"),
+    [
+        ("registers = 240", "registers = 232", "setmaxregister_increase(232)"),
+        ("offset = 132096", "offset = 133120", "base + 133120"),
+        ("tanh.approx.f32 $0, $1;", "ex2.approx.f32 $0, $1;", "ex2.approx.f32 $0, $1;"),
+        ("{id = 1, scope", "{id = 5, scope", "barrier_id=5 + wg"),
+    ],
+)
 def test_an_edit_of_the_warp_level_reaches_the_source(old, new, in_source):
     text = (compiled.EXAMPLES / "warp" / "gemm_bias_tanh.mlir").read_text().replace("smem_bytes = 164864", "smem_bytes = 165888")
     assert old in text

@@ -1,4 +1,6 @@
-"""Every emitted kernel, by its PTX and cubin: nothing in local memory, nothing spilled, no advice from ptxas, and loops that hold what the warp level says.
+"""Every emitted kernel, by its PTX and cubin.
+
+Nothing in local memory, nothing spilled, no advice from ptxas, and loops that hold what the warp level says.
 
 A small set of kernels is checked always; FA4C_SLOW_TESTS=1 checks every example with every head dim and dtype.
 """
@@ -17,8 +19,12 @@ OTHERS = ["tile/gemm.mlir", "tile/two_gemms.mlir", "warp/gemm_bias_tanh.mlir"]
 HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 
 ALWAYS = [
-    ("causal.mlir", {}), ("softcap.mlir", {}), ("document.mlir", {}),
-    ("causal.mlir", {"head_dim": (64, 64)}), ("full.mlir", {"head_dim": (192, 128), "dtype": "fp16"}), ("causal.mlir", {"head_dim": (256, 256)}),
+    ("causal.mlir", {}),
+    ("softcap.mlir", {}),
+    ("document.mlir", {}),
+    ("causal.mlir", {"head_dim": (64, 64)}),
+    ("full.mlir", {"head_dim": (192, 128), "dtype": "fp16"}),
+    ("causal.mlir", {"head_dim": (256, 256)}),
     *((path, {}) for path in OTHERS),
 ]
 ALL = ALWAYS + [(path, {"head_dim": dims, "dtype": dtype}) for path in ATTENTION for dims in HEAD_DIMS for dtype in ("bf16", "fp16")]
@@ -37,9 +43,8 @@ def all_kernels(function):
     return pytest.mark.parametrize("case", cases + [pytest.param("all", id="all", marks=IS_SLOW)])(function)
 
 
-def kernels(case):
-    for path, options in ALL if case == "all" else [case]:
-        yield path, options
+def kernels(case) -> list:
+    return ALL if case == "all" else [case]
 
 
 @all_kernels
@@ -115,21 +120,33 @@ def steady_state(ptx: str) -> ptx_loops.Loop:
 
 
 def test_loop_counts_of_causal(causal_ptx):
-    """By hand, for 128 x 128 blocks of head dim 128: QK and PV of 8 steps each; 64 exponentials of P and 2 of the rescale factor a thread; K and V in
-    two swizzle spans each; a wait and a release for each of them, on either side."""
+    """By hand, for 128 x 128 blocks of head dim 128.
+
+    QK and PV of 8 steps each; 64 exponentials of P and 2 of the rescale factor a thread; K and V in two swizzle spans each; a wait and a
+    release for each of them, on either side.
+    """
     load, compute = ptx_loops.loops(causal_ptx)
     assert (load["bulk_load"], load["wait"], load["arrive"], load["mma"]) == (4, 2, 2, 0)
     assert (compute["mma"], compute["ex2"], compute["bulk_load"], compute["wait"], compute["arrive"]) == (16, 66, 0, 2, 2)
 
 
-@pytest.mark.parametrize(("name", "instruction"), [("mma", "wgmma.mma_async"), ("ex2", "ex2.approx"), ("bulk_load", "cp.async.bulk.tensor"),
-                                                   ("wait", "mbarrier.try_wait"), ("arrive", "mbarrier.arrive"), ("barrier", "bar")])
+@pytest.mark.parametrize(
+    ("name", "instruction"),
+    [
+        ("mma", "wgmma.mma_async"),
+        ("ex2", "ex2.approx"),
+        ("bulk_load", "cp.async.bulk.tensor"),
+        ("wait", "mbarrier.try_wait"),
+        ("arrive", "mbarrier.arrive"),
+        ("barrier", "bar"),
+    ],
+)
 def test_count_checks_can_fail(causal_ptx, causal_warp, name, instruction):
     """One such instruction less in a loop: its line is blanked."""
     header = 'nounroll";'
     for start in [m.end() for m in re.finditer(re.escape(header), causal_ptx)]:
         at = re.search(rf"^\s*(@\S+\s+)?{re.escape(instruction)}[^\n]*$", causal_ptx[start:], re.MULTILINE)
-        changed = causal_ptx[:start + at.start()] + causal_ptx[start + at.end():] if at else causal_ptx
+        changed = causal_ptx[: start + at.start()] + causal_ptx[start + at.end() :] if at else causal_ptx
         if complaints := kernel_checks.loop_counts(changed, causal_warp):
             assert any(name in line or "loops, the PTX" in line for line in complaints), complaints
             return
@@ -140,10 +157,12 @@ def test_a_loop_that_was_unrolled_is_seen(causal_ptx, causal_warp):
     """The back edge of a loop is left out: what remains is straight code."""
     loops = ptx_loops.loops(causal_ptx)
     assert len(loops) == 2
-    back_edges = [m for m in re.finditer(r"^\s*@%p\d+ bra\s+(\$L\w+);$", causal_ptx, re.MULTILINE) if causal_ptx.find(f"\n{m[1]}:") < m.start()]
+    back_edges = [
+        m for m in re.finditer(r"^\s*@%p\d+ bra\s+(\$L\w+);$", causal_ptx, re.MULTILINE) if causal_ptx.find(f"\n{m[1]}:") < m.start()
+    ]
     assert len(back_edges) == 2
     for edge in back_edges:
-        straight = causal_ptx[:edge.start()] + causal_ptx[edge.end():]
+        straight = causal_ptx[: edge.start()] + causal_ptx[edge.end() :]
         assert "has 2 loops, the PTX 1" in kernel_checks.loop_counts(straight, causal_warp)[0]
 
 
@@ -153,7 +172,7 @@ def test_a_loop_unrolled_by_two_is_seen(causal_ptx, causal_warp):
     edge = max(n for n, line in enumerate(lines) if re.match(r"\s*@%p\d+ bra\s+\$L", line) and _is_backward(lines, n))
     target = re.search(r"bra\s+(\$L\w+);", lines[edge])[1]
     top = lines.index(f"{target}:")
-    body = [re.sub(r"(\$L\w+)", r"\1_twice", line) for line in lines[top + 1:edge]]
+    body = [re.sub(r"(\$L\w+)", r"\1_twice", line) for line in lines[top + 1 : edge]]
     twice = "\n".join(lines[:edge] + body + lines[edge:])
     assert any("mma 32 times" in line for line in kernel_checks.loop_counts(twice, causal_warp))
 
@@ -187,7 +206,7 @@ $L__BB0_1:
 	ret;
 }
 """
-    loop, = ptx_loops.loops(ptx)
+    (loop,) = ptx_loops.loops(ptx)
     assert loop["wait"] == 1
 
 

@@ -1,4 +1,6 @@
-"""Files that are not attention go through the same passes and emitter and are right: two GEMMs at the tile level, one with bias and tanh at the warp level.
+"""Files that are not attention go through the same passes and emitter and are right.
+
+Two GEMM programs at the tile level, and one with bias and tanh at the warp level.
 
 Executed on the emulator, against float64; it also reports any hazard of the kernel. Sizes are no multiple of a block in any dimension.
 """

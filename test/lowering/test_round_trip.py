@@ -1,4 +1,4 @@
-"""Text is the only thing that travels between passes: one pass at a time through files gives the CuTe-DSL source of one process, byte for byte."""
+"""Only text travels between passes: one pass at a time through files gives the CuTe-DSL source of one process, byte for byte."""
 
 import re
 
@@ -14,7 +14,12 @@ from fa4c.passes.registry import resolve, run_pipeline
 from fa4c.runtime import cache
 
 ATTENTION = sorted(path.name for path in compiled.EXAMPLES.glob("*.mlir"))
-PROGRAMS = [*((name, "attn") for name in ATTENTION), ("tile/gemm.mlir", "tile"), ("tile/two_gemms.mlir", "tile"), ("warp/gemm_bias_tanh.mlir", "warp")]
+PROGRAMS = [
+    *((name, "attn") for name in ATTENTION),
+    ("tile/gemm.mlir", "tile"),
+    ("tile/two_gemms.mlir", "tile"),
+    ("warp/gemm_bias_tanh.mlir", "warp"),
+]
 
 
 def pass_by_pass(path, entry: str, folder, locations: bool = True) -> str:
@@ -43,7 +48,7 @@ def test_pass_by_pass_equals_one_process(path, entry, tmp_path):
 
 
 def test_without_locations_only_comments_and_names_differ(tmp_path):
-    """So the comparison above can fail: locations, and the names in them, are part of the text, and what the code does does not depend on them."""
+    """So the comparison above can fail. Locations, and the names in them, are part of the text; what the code does is not up to them."""
     bare = pass_by_pass("causal.mlir", "attn", tmp_path, locations=False)
     whole = compiled.level("causal.mlir", "cute")
     assert bare != whole
@@ -100,5 +105,8 @@ def test_cache_keys_ignore_locations():
 def test_cache_keys_of_text_ignore_comments_and_space():
     text = (compiled.EXAMPLES / "softcap.mlir").read_text()
     moved = "// one more comment\n\n" + text.replace("  %s = ", "      %s = ")
-    keys = [cache.key_of_text(t, target="sm_90a", direction="fwd", dtype=None, head_dim=None) for t in (text, moved, text.replace("30.0", "50.0"))]
+    keys = [
+        cache.key_of_text(t, target="sm_90a", direction="fwd", dtype=None, head_dim=None)
+        for t in (text, moved, text.replace("30.0", "50.0"))
+    ]
     assert keys[0] == keys[1] != keys[2]

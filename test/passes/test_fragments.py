@@ -1,4 +1,4 @@
-"""Which register tiles share a fragment: what must be summed in place is, and sharing never lets a read find another value than it means."""
+"""Which register tiles share a fragment: what must be summed in place is, and no read finds another value than it means."""
 
 import pytest
 

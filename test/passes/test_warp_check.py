@@ -17,8 +17,30 @@ def test_finds_nothing_in_what_the_passes_make(example):
 
 # -- every operation that synchronises, left out -----------------------------------------------------------------------------------------
 
-SYNCHRONISING = ("acquire", "arm", "wait", "release", "advance", "wgmma_fence", "wgmma_commit", "wgmma_wait", "fence_async", "barrier", "turn_init",
-                 "turn_take", "turn_give", "store_commit", "store_wait", "init_barriers", "tma_load", "tma_store", "store_shared", "wgmma", "fill", "elect")
+SYNCHRONISING = (
+    "acquire",
+    "arm",
+    "wait",
+    "release",
+    "advance",
+    "wgmma_fence",
+    "wgmma_commit",
+    "wgmma_wait",
+    "fence_async",
+    "barrier",
+    "turn_init",
+    "turn_take",
+    "turn_give",
+    "store_commit",
+    "store_wait",
+    "init_barriers",
+    "tma_load",
+    "tma_store",
+    "store_shared",
+    "wgmma",
+    "fill",
+    "elect",
+)
 
 
 def why_harmless(op) -> str:
@@ -36,7 +58,7 @@ def _behind(op) -> list:
     while role.name != "warp.role":
         role = role.parent.operation
     everything = list(wf._walk(role))
-    return everything[everything.index(op) + 1:]
+    return everything[everything.index(op) + 1 :]
 
 
 def _operands(op):
@@ -55,7 +77,7 @@ def _fenced_before(op) -> bool:
     """Between an earlier fence of the block and this one stand MMAs, waits for slots and barriers only: no access to registers."""
     untouched = ("warp.wgmma", "warp.wgmma_commit", "warp.wait", "warp.turn_take", "warp.turn_give")
     block = [other.operation for other in op.block.operations]
-    for other in reversed(block[:block.index(op)]):
+    for other in reversed(block[: block.index(op)]):
         if other.name == "warp.wgmma_fence":
             return True
         if other.name not in untouched and not other.name.startswith("arith."):
@@ -122,8 +144,7 @@ WRONG_PHASE = "waits forever|waits for a slot|was not waited for|by the state of
 
 FAULTS = [
     # parities
-    Fault("consumer starts in the wrong phase", lambda o: set_number(o.all("state", role="compute")[1], "phase", 1),
-          WRONG_PHASE),
+    Fault("consumer starts in the wrong phase", lambda o: set_number(o.all("state", role="compute")[1], "phase", 1), WRONG_PHASE),
     Fault("producer starts in the wrong phase", lambda o: set_number(o.all("state", role="load")[1], "phase", 0), "waits forever"),
     # arrivals and bytes
     Fault("fewer arrivals than warps", lambda o: set_number(pipe_of(o, 1), "arrivals", 4), "waits forever"),
@@ -134,20 +155,48 @@ FAULTS = [
     Fault("bytes of the load that comes once", lambda o: set_number(pipe_of(o, 0), "tx_bytes", 16384), "brings 32768 bytes into a slot"),
     Fault("more stages than the buffer has", lambda o: (set_number(pipe_of(o, 2), "stages", 3),), "goes to stage 2 of a buffer that has 2"),
     # bytes of shared memory
-    Fault("K over Q", lambda o: set_number(o.all("buffer")[1], "offset", 1024), "overwrites bytes of another buffer|reads a buffer that was overwritten"),
-    Fault("V over K", lambda o: set_number(o.all("buffer")[2], "offset", 33792), "overwrites bytes of another buffer|reads a buffer that was overwritten"),
+    Fault(
+        "K over Q",
+        lambda o: set_number(o.all("buffer")[1], "offset", 1024),
+        "overwrites bytes of another buffer|reads a buffer that was overwritten",
+    ),
+    Fault(
+        "V over K",
+        lambda o: set_number(o.all("buffer")[2], "offset", 33792),
+        "overwrites bytes of another buffer|reads a buffer that was overwritten",
+    ),
     Fault("O over V", lambda o: set_number(o.all("buffer")[3], "offset", 99328), "overwrites bytes of another buffer"),
-    Fault("a buffer past the end", lambda o: set_number(o.all("buffer")[3], "offset", 1 << 18), "takes bytes 262144 to 294912, but the kernel has"),
+    Fault(
+        "a buffer past the end",
+        lambda o: set_number(o.all("buffer")[3], "offset", 1 << 18),
+        "takes bytes 262144 to 294912, but the kernel has",
+    ),
     Fault("mbarriers in a buffer", lambda o: set_number(pipe_of(o, 1), "offset", 2048), "mbarriers share no bytes"),
     Fault("mbarriers in mbarriers", lambda o: set_number(pipe_of(o, 2), "offset", 16), "mbarriers share no bytes"),
     Fault("less shared memory", lambda o: set_number(o["kernel"], "smem_bytes", 65536), "but the kernel has 65536"),
-    Fault("more shared memory than there is", lambda o: set_number(o["kernel"], "smem_bytes", 1 << 18), "has smem_bytes = 262144, but a CTA has 232448"),
+    Fault(
+        "more shared memory than there is",
+        lambda o: set_number(o["kernel"], "smem_bytes", 1 << 18),
+        "has smem_bytes = 262144, but a CTA has 232448",
+    ),
     # warps and registers
-    Fault("too many registers", lambda o: set_number(o.all("role")[0], "registers", 56), "gives its roles 68608 registers, but an SM has 65536"),
-    Fault("too few registers", lambda o: set_number(o.all("role")[1], "registers", 64), "works on [0-9]+ registers a thread, but its role has 64"),
+    Fault(
+        "too many registers",
+        lambda o: set_number(o.all("role")[0], "registers", 56),
+        "gives its roles 68608 registers, but an SM has 65536",
+    ),
+    Fault(
+        "too few registers",
+        lambda o: set_number(o.all("role")[1], "registers", 64),
+        "works on [0-9]+ registers a thread, but its role has 64",
+    ),
     Fault("a warp without a role", lambda o: set_number(o["kernel"], "threads", 512), "has 16 warps, but its roles name"),
     Fault("a role without warps", lambda o: set_number(o["kernel"], "threads", 256), "has 8 warps, but its roles name"),
-    Fault("a warp with two roles", lambda o: o.all("role")[1].attributes.__setitem__("warps", ir.DenseI64ArrayAttr.get(range(8))), "which role @load has"),
+    Fault(
+        "a warp with two roles",
+        lambda o: o.all("role")[1].attributes.__setitem__("warps", ir.DenseI64ArrayAttr.get(range(8))),
+        "which role @load has",
+    ),
     Fault("half of the compute warps", lambda o: set_number(o.all("role")[1], "active", 4), "works on whole warpgroups, but 4 warps"),
     Fault("two producer warps", lambda o: set_number(o.all("role")[0], "active", 2), "is done by 2 threads"),
     # who does it
@@ -162,21 +211,43 @@ FAULTS = [
     Fault("a barrier with two purposes", lambda o: set_number(o["barrier"], "id", 2), "uses named barrier 2, which serves role @compute"),
     Fault("a barrier past the last", lambda o: set_number(o["barrier"], "id", 15), "takes named barriers 15 to 16"),
     # order
-    Fault("release before the wait for the MMA", lambda o: move_before(o.all("release", inside="loop")[0], o.all("wgmma_wait", inside="loop")[0]),
-          "releases a slot that an MMA in flight still reads"),
-    Fault("advance before release", lambda o: swap_with_next(o.all("release", inside="loop")[0]), "leaves a slot that it has not released|does not hold"),
-    Fault("row maximum before S is complete", lambda o: move_before(o.all("reduce", inside="loop")[0], o.all("wgmma_wait", inside="loop")[0]),
-          "reads or writes an accumulator of an MMA in flight"),
+    Fault(
+        "release before the wait for the MMA",
+        lambda o: move_before(o.all("release", inside="loop")[0], o.all("wgmma_wait", inside="loop")[0]),
+        "releases a slot that an MMA in flight still reads",
+    ),
+    Fault(
+        "advance before release",
+        lambda o: swap_with_next(o.all("release", inside="loop")[0]),
+        "leaves a slot that it has not released|does not hold",
+    ),
+    Fault(
+        "row maximum before S is complete",
+        lambda o: move_before(o.all("reduce", inside="loop")[0], o.all("wgmma_wait", inside="loop")[0]),
+        "reads or writes an accumulator of an MMA in flight",
+    ),
     Fault("P rewritten while PV reads it", lambda o: move_before(p_cast(o), o.all("wgmma_wait", inside="loop")[0]), "an MMA in flight"),
     Fault("waits for too few MMAs", lambda o: set_number(o.all("wgmma_wait", inside="loop")[0], "pending", 2), "an MMA in flight"),
     Fault("fence before the write", lambda o: move_before(o["fence_async"], o["store_shared"]), "writes have not reached"),
     Fault("barrier before the fence", lambda o: swap_with_next(o["fence_async"]), "writes have not reached"),
     Fault("stores are not waited for", lambda o: set_number(o["store_wait"], "pending", 1), "may still read shared memory"),
     Fault("commit before the store", lambda o: swap_with_next(o["tma_store"]), "closes a group without stores"),
-    Fault("acquire after the copy", lambda o: move_before(o.all("elect", inside="loop")[0], o.all("acquire", inside="loop")[0]), "fills a slot that was not acquired"),
+    Fault(
+        "acquire after the copy",
+        lambda o: move_before(o.all("elect", inside="loop")[0], o.all("acquire", inside="loop")[0]),
+        "fills a slot that was not acquired",
+    ),
     # wrong operands
-    Fault("K waited for by the state of V", lambda o: use_operand(o.all("wait", inside="loop")[0], 0, o.all("wait", inside="loop")[1], 0), "not waited for|twice"),
-    Fault("the slot of another buffer", lambda o: use_operand(o.all("wgmma", inside="loop")[0], 4, o.all("wgmma", inside="loop")[1], 3), "not waited for|another one"),
+    Fault(
+        "K waited for by the state of V",
+        lambda o: use_operand(o.all("wait", inside="loop")[0], 0, o.all("wait", inside="loop")[1], 0),
+        "not waited for|twice",
+    ),
+    Fault(
+        "the slot of another buffer",
+        lambda o: use_operand(o.all("wgmma", inside="loop")[0], 4, o.all("wgmma", inside="loop")[1], 3),
+        "not waited for|another one",
+    ),
     Fault("V loaded into K", lambda o: use_operand(o.all("tma_load")[3], 1, o.all("tma_load")[1], 1), "by the state of another one"),
     Fault("a pipe that is not initialised", lambda o: drop_last_pipe(o), "is not initialised"),
 ]
@@ -196,13 +267,31 @@ def drop_last_pipe(ops) -> None:
 
 # Edits that look like faults and are none: the message is the reason.
 HARMLESS = [
-    Fault("a barrier of all warps instead of each warpgroup", lambda o: set_text(o["barrier"], "scope", "role"), "all wait for all: stricter than needed"),
-    Fault("arm after the copy", lambda o: swap_with_next(o.all("arm", inside="elect")[1]), "bytes may come first: the phase ends when both have"),
-    Fault("a copy of the old maximum moved up", lambda o: move_before(o.all("copy", inside="loop")[0], o.all("wgmma", inside="loop")[0]),
-          "it touches no register of an MMA"),
-    Fault("turns by other barriers", lambda o: [set_number(op, "id", 10) for op in o.everything if op.name.startswith("warp.turn_")],
-          "any free barriers do"),
-    Fault("later buffers", lambda o: (set_number(o.all("buffer")[3], "offset", 165888), set_number(o["kernel"], "smem_bytes", 198656)), "a hole of 1024 bytes"),
+    Fault(
+        "a barrier of all warps instead of each warpgroup",
+        lambda o: set_text(o["barrier"], "scope", "role"),
+        "all wait for all: stricter than needed",
+    ),
+    Fault(
+        "arm after the copy",
+        lambda o: swap_with_next(o.all("arm", inside="elect")[1]),
+        "bytes may come first: the phase ends when both have",
+    ),
+    Fault(
+        "a copy of the old maximum moved up",
+        lambda o: move_before(o.all("copy", inside="loop")[0], o.all("wgmma", inside="loop")[0]),
+        "it touches no register of an MMA",
+    ),
+    Fault(
+        "turns by other barriers",
+        lambda o: [set_number(op, "id", 10) for op in o.everything if op.name.startswith("warp.turn_")],
+        "any free barriers do",
+    ),
+    Fault(
+        "later buffers",
+        lambda o: (set_number(o.all("buffer")[3], "offset", 165888), set_number(o["kernel"], "smem_bytes", 198656)),
+        "a hole of 1024 bytes",
+    ),
     Fault("an early wait for all MMAs", lambda o: set_number(o.all("wgmma_wait", inside="loop")[0], "pending", 0), "slower, and right"),
 ]
 

@@ -60,30 +60,45 @@ def with_rows(rows: int) -> str:
 
 REFUSED = {
     "a scalar is carried": (
-        PROGRAM.replace("iter_args(%s = %zero) -> (!s) {", "iter_args(%s = %zero, %k = %c0) -> (!s, index) {").replace("%sum = scf", "%sum:2 = scf")
-        .replace("scf.yield %s1 : !s", "scf.yield %s1, %n0 : !s, index").replace('"tile.reduce"(%sum)', '"tile.reduce"(%sum#0)'),
-        "'scf.for' carries a index from one iteration to the next"),
+        PROGRAM.replace("iter_args(%s = %zero) -> (!s) {", "iter_args(%s = %zero, %k = %c0) -> (!s, index) {")
+        .replace("%sum = scf", "%sum:2 = scf")
+        .replace("scf.yield %s1 : !s", "scf.yield %s1, %n0 : !s, index")
+        .replace('"tile.reduce"(%sum)', '"tile.reduce"(%sum#0)'),
+        "'scf.for' carries a index from one iteration to the next",
+    ),
     "rows that are no whole warpgroups": (with_rows(96), "'tile.kernel' has register tiles of 96 rows"),
     "rows of two sizes": (
         PROGRAM.replace('  %r = "tile', '  %other = "tile.splat"() {value = 0.0 : f32} : () -> tensor<64xf32, #tile.reg>\n  %r = "tile'),
-        "'tile.kernel' has register tiles of 64, 128 rows"),
+        "'tile.kernel' has register tiles of 64, 128 rows",
+    ),
     "nothing to compute": (
         '"tile.kernel"() ({\n^bb0(%a: tensor<?x64xbf16, #tile.gmem>):\n  %c0 = arith.constant 0 : index\n  %sa = "tile.load"(%a, %c0, %c0) '
-        '{dims = array<i64: 0, 1>} : (tensor<?x64xbf16, #tile.gmem>, index, index) -> tensor<128x64xbf16, #tile.smem>\n}) {sym_name = "k"} : () -> ()\n',
-        "'tile.kernel' computes nothing in registers"),
-    "more shared memory than there is": (PROGRAM.replace("buffers = 2", "buffers = 14"), "needs 246784 bytes of shared memory, but a CTA has 232448"),
+        '{dims = array<i64: 0, 1>} : (tensor<?x64xbf16, #tile.gmem>, index, index) -> tensor<128x64xbf16, #tile.smem>\n}) {sym_name = "k"} : () -> ()\n',  # noqa: E501
+        "'tile.kernel' computes nothing in registers",
+    ),
+    "more shared memory than there is": (
+        PROGRAM.replace("buffers = 2", "buffers = 14"),
+        "needs 246784 bytes of shared memory, but a CTA has 232448",
+    ),
     "more threads than there are": (with_rows(512), "needs 1152 threads"),
     "boxes taller than TMA's": (with_rows(320), "moves 320 rows"),
     "a schedule that needs two copies of S": (
         PROGRAM.replace('(%p, %s) {kind = "sum"}', '(%p, %s) {kind = "sum", stage = 1, order = 9}'),
-        "'tile.reduce' needs two copies of a register tile"),
+        "'tile.reduce' needs two copies of a register tile",
+    ),
     "stages of a loop that holds a loop": (
-        PROGRAM.replace("    %p = ", "    scf.for %j = %c0 to %n0 step %c1 {\n      %e = \"tile.splat\"() {value = 1.0 : f32} : () -> !s\n    }\n    %p = ")
-        .replace('(%p, %s) {kind = "sum"}', '(%p, %s) {kind = "sum", stage = 1}'),
-        "'scf.for' pipelines a loop that holds another loop|needs two copies|is read before it was computed"),
+        PROGRAM.replace(
+            "    %p = ",
+            '    scf.for %j = %c0 to %n0 step %c1 {\n      %e = "tile.splat"() {value = 1.0 : f32} : () -> !s\n    }\n    %p = ',
+        ).replace('(%p, %s) {kind = "sum"}', '(%p, %s) {kind = "sum", stage = 1}'),
+        "'scf.for' pipelines a loop that holds another loop|needs two copies|is read before it was computed",
+    ),
     "rows narrower than a swizzle": (
-        PROGRAM.replace("!sb = tensor<128x64", "!sb = tensor<128x8").replace("(%sa, %sb)", "(%sa, %sa)").replace("(!sa, !sb)", "(!sa, !sa)"),
-        "'tile.load' has rows of 16 bytes in shared memory"),
+        PROGRAM.replace("!sb = tensor<128x64", "!sb = tensor<128x8")
+        .replace("(%sa, %sb)", "(%sa, %sa)")
+        .replace("(!sa, !sb)", "(!sa, !sa)"),
+        "'tile.load' has rows of 16 bytes in shared memory",
+    ),
 }
 
 

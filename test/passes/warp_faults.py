@@ -39,8 +39,13 @@ class Operations:
     def all(self, name: str, *, inside: str | None = None, role: str | None = None) -> list:
         """`warp.NAME` operations in order; `inside` names the parent, "loop" or "guard" or "role" or "elect"; `role` the role."""
         parents = {"loop": "scf.for", "guard": "scf.if", "role": "warp.role", "elect": "warp.elect", "kernel": "warp.kernel"}
-        return [op for op in self.everything if op.name == f"warp.{name}"
-                and (inside is None or op.parent.name == parents[inside]) and (role is None or _role_of(op) == role)]
+        return [
+            op
+            for op in self.everything
+            if op.name == f"warp.{name}"
+            and (inside is None or op.parent.name == parents[inside])
+            and (role is None or _role_of(op) == role)
+        ]
 
     def __getitem__(self, name: str):
         return self.all(name)[0]
@@ -70,7 +75,9 @@ def verdict(text: str, change: Callable | None = None) -> str:
         if change is not None:
             change(Operations(module))
         try:
-            altered = ir.Module.parse(module.operation.get_asm(print_generic_op_form=True, assume_verified=True, enable_debug_info=True), context)
+            altered = ir.Module.parse(
+                module.operation.get_asm(print_generic_op_form=True, assume_verified=True, enable_debug_info=True), context
+            )
             run_pipeline(altered, "warp-check")
             assert print_module(altered) == print_module(ir.Module.parse(print_module(altered), context))
         except Diagnostic as error:
