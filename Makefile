@@ -18,7 +18,7 @@ lit: $(INSTALLED)
 	$(BIN)/lit -sv test
 
 pytest: $(INSTALLED) | lit
-	$(BIN)/python -m pytest -q -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --durations=15
 
 # torch first and alone: once it is there, no other requirement replaces it by a CUDA build.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -23,7 +23,8 @@ def tile_module(name: str, passes: str):
 def inputs(shape: dict) -> dict:
     rng = np.random.default_rng(0)
     q = rng.standard_normal((shape["b"], shape["m"], shape["h"], 16))
-    return {"q": q, "k": rng.standard_normal((shape["b"], shape["n"], shape["h"], 16)), "v": rng.standard_normal((shape["b"], shape["n"], shape["h"], 16))}
+    k, v = (rng.standard_normal((shape["b"], shape["n"], shape["h"], 16)) for _ in range(2))
+    return {"q": q, "k": k, "v": v}
 
 
 @pytest.mark.parametrize("name", ["full", "causal"])
