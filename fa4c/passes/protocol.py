@@ -11,6 +11,7 @@ reach the async proxy by a fence and a barrier; shared memory must stay until th
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -106,7 +107,8 @@ class _Scalars:
         if name == "tile.program_id":
             return self._from_outside((name, ir.OpResult(v).result_number), (0, 0, 1, 2) if self.sample else (0,))
         if name == "arith.constant":
-            return int(op.attributes["value"].value)
+            value = op.attributes["value"].value
+            return int(value) if math.isfinite(value) else 0  # floats decide nothing here
         if name in ("arith.index_cast", "arith.index_castui", "arith.extsi", "arith.trunci"):
             return self.value(op.operands[0])
         rule = _ARITH.get(name)

@@ -378,6 +378,10 @@ class _Role:
         warp.VoteAnyOp(target=self.fragment(op.out), source=self.fragment(op.x), loc=op.location)
 
     def to_shared(self, op, env) -> None:
+        if warp.bits_of(op.x.type.element_type) != 16:
+            raise op_diagnostic(
+                op, f"puts {op.x.type} into shared memory", why="stmatrix moves 16-bit elements", fix="cast the tile to bf16 or f16 first"
+            )
         warp.StoreSharedOp(buffer=self.kernel.buffers[op.out], source=self.fragment(op.x), loc=op.location)
 
     def store(self, op, env) -> None:
