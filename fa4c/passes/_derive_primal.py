@@ -6,7 +6,6 @@ recomputed: reading P would take m x n numbers from memory.
 
 import math
 
-from ..ir.attn_dims import union
 from ..ir.mlir import ir
 from ._derive_expr import Reader
 from ._derive_graph import Graph, Tensor
@@ -32,8 +31,8 @@ class Primal:
         """Note which values can be had from stored results: those that a GEMM, a softmax or a reduction made, and their casts."""
         for number, (value, result) in enumerate(zip(return_op.operands, self.facts.results, strict=True)):
             dims, axes = self.known[value]
-            if set(dims) >= {"m", "n"} or union([axes, result.axes]) != union([result.axes]):
-                continue  # scores are recomputed; a sum over an axis is not the value
+            if set(dims) >= {"m", "n"} or result.axes != axes:
+                continue  # scores are recomputed; a sum over an axis is not the value, a copy along one would count again in sums over it
             while not isinstance(value.owner, ir.Block):
                 self.saved.setdefault(value, number)
                 if value.owner.name != "attn.cast":

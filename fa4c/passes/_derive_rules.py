@@ -110,11 +110,11 @@ class Reverse:
         self.primal.at(op)
         g = self.s.wide(self.graph.elem(gradient))
         if op.kind.value == "max":  # shared by all that are as large
-            top = self.primal.tensor(op.out)
-            self.primal.at(op)
+            dim = None if op.dim is None else op.dim.value
+            top = self.graph.reduce(x, "max", dim)  # not a stored one, which rounding may keep from equalling any x that is computed again
             is_top = self.s.compare("oeq", self.graph.elem(x), self.graph.elem(top))
             ones = self.graph.map(x.dims, self.s.select(is_top, self.s.const(1.0), self.s.const(0.0)), [x])
-            count = self.graph.reduce(ones, "sum", None if op.dim is None else op.dim.value)
+            count = self.graph.reduce(ones, "sum", dim)
             g = self.s.select(is_top, self.s.div(g, self.graph.elem(count)), self.s.const(0.0))
         self._toward(op, op.x)
         self.add(op.x, self.graph.map(x.dims, g, [x]))

@@ -203,6 +203,33 @@ def test_softmax_shared_by_heads():
             check(p.text(), shape, of=of, wrt=["q", "k", "v", "w", "u"], tolerance=TIGHT)
 
 
+@pytest.mark.parametrize("axes", ["b hq", "b hkv", "hq", ""])
+def test_a_result_with_other_axes_than_its_value_is_not_read_back(axes):
+    """LSE and O vary over the batch; what is returned is a copy for each head, or a sum. Read as LSE, a copy would count for each head."""
+    p = Program()
+    p.arg("sizes", "b hq", "m n")
+    p.arg("q", "b", "m d"), p.arg("k", "b", "n d"), p.arg("v", "b", "n dv")
+    P, lse = p.softmax(p.scores())
+    p.result("o", p.output(P), axes=axes, cast=True)
+    p.result("lse", lse, axes=axes)
+    for shape in SHAPES:
+        text = check(p.text(), shape, of=["o", "lse"], wrt=["q", "k", "v"], tolerance=TIGHT)
+    assert text.count("attn.softmax") == 1 and 'attn.name = "lse"' not in text
+
+
+def test_the_maximum_of_what_is_recomputed():
+    """A stored maximum may differ from the recomputed values by a rounding error, and then no value would be the maximum."""
+    for kind in (None, 0):
+        p = Program()
+        p.qkv()
+        P, lse = p.softmax(p.causal(p.scaled(p.scores())))
+        p.result("top", p.reduce(P, "max", kind))
+        p.result("lse", lse)
+        for shape in SHAPES:
+            text = check(p.text(), shape, of=["top"], tolerance=TIGHT)
+        assert 'attn.name = "top"' not in text
+
+
 # -- packed lengths ------------------------------------------------------------------------------------------------------------------------
 
 
