@@ -34,18 +34,18 @@
 // CHECK-NEXT:      scf.for
 // CHECK-NEXT:        "warp.wait"(%[[CB]])
 // CHECK-NEXT:        "warp.wgmma_fence"()
-// CHECK-NEXT:        "warp.wgmma"(%[[ACC:[0-9]+]], %[[SA]], %[[SB]], %[[CA]], %[[CB]]) {accumulate = true
+// CHECK-NEXT:        "warp.wgmma"(%[[ACC:[A-Za-z0-9_]+]], %[[SA]], %[[SB]], %[[CA]], %[[CB]]) {accumulate = true
 // CHECK-NEXT:        "warp.wgmma_commit"()
 // CHECK-NEXT:        "warp.wgmma_wait"() {pending = 0 : i64}
 // CHECK-NEXT:        "warp.release"(%[[CB]])
 // CHECK-NEXT:        "warp.advance"(%[[CB]])
 //
 // Written by threads, read by TMA: proxy fence and a barrier of each warpgroup, then one thread stores and waits until the bytes were read.
-// CHECK:           "warp.store_shared"(%[[SC:[0-9]+]], %{{.*}})
+// CHECK:           "warp.store_shared"(%[[SC:[A-Za-z0-9_]+]], %{{.*}})
 // CHECK-NEXT:      "warp.fence_async"()
 // CHECK-NEXT:      "warp.barrier"() {id = 1 : i64, scope = "warpgroup"}
 // CHECK-NEXT:      "warp.elect"() ({
-// CHECK-NEXT:        "warp.tma_store"(%{{[0-9]+}}, %[[SC]],
+// CHECK-NEXT:        "warp.tma_store"(%{{[A-Za-z0-9_]+}}, %[[SC]],
 // CHECK-NEXT:        "warp.store_commit"()
 // CHECK-NEXT:      }) {scope = "warpgroup"}
 // CHECK-NEXT:      "warp.elect"() ({

@@ -13,7 +13,7 @@
 // The load role has its own loop, with nothing of stage 1.
 // CHECK-NEXT:    "warp.role"() ({
 // CHECK-NEXT:      "warp.tma_load"(%[[MA]], %[[SA]],
-// CHECK:           scf.for %{{.*}} = %c0 to %[[NB]] step
+// CHECK:           scf.for %{{.*}} = %{{.*}} to %[[NB]] step
 // CHECK-NEXT:        arith.muli
 // CHECK-NEXT:        "warp.tma_load"(%[[MB]], %[[SB]],
 // CHECK-NEXT:      }
@@ -25,11 +25,11 @@
 // CHECK-DAG:       %[[P:.*]] = "warp.fragment"() : () -> tensor<128x128xf32, #tile.reg>
 // CHECK-DAG:       %[[ROWS:.*]] = "warp.fragment"() : () -> tensor<128xf32, #tile.reg>
 // CHECK:           "warp.fill"(%[[SUM]]) {value = 0.000000e+00 : f32}
-// CHECK-NEXT:      %[[ANY:.*]] = arith.cmpi slt, %c0, %[[NB]]
+// CHECK-NEXT:      %[[ANY:.*]] = arith.cmpi slt, %{{.*}}, %[[NB]]
 // CHECK-NEXT:      scf.if %[[ANY]] {
 // CHECK-NEXT:        "warp.wgmma"(%[[P]], %[[SA]], %[[SB]]) {accumulate = false
 // CHECK-NEXT:      }
-// CHECK:           scf.for %{{.*}} = %c1 to %[[NB]] step %c1 {
+// CHECK:           scf.for %{{.*}} = %{{.*}} to %[[NB]] step %{{.*}} {
 // CHECK-NEXT:        "warp.reduce"(%[[SUM]], %[[P]]) {accumulate = true, kind = "sum"}
 // CHECK-NEXT:        "warp.wgmma"(%[[P]], %[[SA]], %[[SB]])
 // CHECK-NEXT:      }
