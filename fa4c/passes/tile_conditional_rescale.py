@@ -41,6 +41,8 @@ def _make_conditional(factor: RescaleFactorOp, threshold: float) -> None:
     old, new = factor.old, factor.new
     if isinstance(new.owner, ir.Block) or not _stands_before(old, new.owner):
         return  # nothing here makes a new maximum out of the old one
+    if _is_voted(new.owner.opview):
+        return  # it is conditional already
     if "order" in factor.attributes:
         raise op_diagnostic(
             factor,
@@ -59,6 +61,11 @@ def _make_conditional(factor: RescaleFactorOp, threshold: float) -> None:
     for use in list(factor.out.uses):
         if _scales_accumulator(use.owner, factor.out):
             _add_condition(use.owner.opview, vote, factor)
+
+
+def _is_voted(op) -> bool:
+    cond = op.cond if isinstance(op, MapOp) else None
+    return cond is not None and not isinstance(cond.owner, ir.Block) and isinstance(cond.owner.opview, VoteAnyOp)
 
 
 def _stands_before(value, operation) -> bool:

@@ -19,10 +19,7 @@ def levels(fa4c_cli, examples, tmp_path_factory):
     return folder
 
 
-NOT_IDEMPOTENT = pytest.mark.xfail(reason="tile-conditional-rescale changes a kernel that it has changed already")
-
-
-@pytest.mark.parametrize("level", ["attn", pytest.param("tile", marks=NOT_IDEMPOTENT), "warp"])
+@pytest.mark.parametrize("level", ["attn", "tile", "warp"])
 def test_entering_at_any_level_gives_the_same_source(fa4c_cli, levels, level):
     assert fa4c_cli.ok("compile", levels / f"{level}.mlir", "--emit", "cute") == (levels / "cute.py").read_text()
 
@@ -41,7 +38,6 @@ def test_no_loc(fa4c_cli, examples):
     assert "loc(" not in fa4c_cli.ok("compile", examples / "causal.mlir", "--emit", "tile", "--no-loc")
 
 
-@pytest.mark.xfail(reason="compile_text returns the file as it is where `emit` is above its level")
 def test_going_up_is_refused(fa4c_cli, levels):
     assert "tile level cannot be brought to the attn level" in fa4c_cli.error("compile", levels / "tile.mlir", "--emit", "attn")
 
