@@ -161,6 +161,38 @@ CASES = {
         [extra('%bad = "attn.reduce"(%w) {kind = "max"} : (tensor<?x?xf32>) -> tensor<f32>')],
         ["has out of shape a scalar, but it must be ?"],
     ),
+    "reduce: dim": (EVERY_OP, [("dim = 0", "dim = 2")], ["has dim = 2, but x has 2 dimensions", "write dim = 1"]),
+    "reduce: dim is no string": (EVERY_OP, [("dim = 0", 'dim = "m"')], ["which is no integer attribute"]),
+    "scatter: indices": (
+        EVERY_OP,
+        [('"attn.yield"(%x, %j) : (f32, index)', '"attn.yield"(%x) : (f32)')],
+        ["'attn.scatter' has a region that yields (f32)", "it must yield (f32, index)"],
+    ),
+    "scatter: shape": (
+        EVERY_OP,
+        [
+            extra(
+                '%bad = "attn.scatter"(%delta, %again) ({\n  ^bb0(%x: f32, %b: index, %h: index, %i: index, %j: index):\n'
+                '    "attn.yield"(%x, %j) : (f32, index) -> ()\n  }) : (tensor<?xf32>, tensor<?x?xf32>) -> tensor<7xf32>'
+            )
+        ],
+        ["'attn.scatter' has out of shape 7, but it must be ?", "the shape of 'like'"],
+    ),  # fmt: skip
+    "scatter: inputs": (
+        EVERY_OP,
+        [
+            extra(
+                '%bad = "attn.scatter"(%delta) ({\n  ^bb0(%b: index, %h: index, %i: index):\n'
+                '    "attn.yield"(%i) : (index) -> ()\n  }) : (tensor<?xf32>) -> tensor<?xf32>'
+            )
+        ],
+        ["'attn.scatter' needs at least 1 operand, but has 0"],
+    ),  # fmt: skip
+    "map: no position of a scalar": (
+        EVERY_OP,
+        [("^bb0(%x: f32, %b: index, %h: index):", "^bb0(%x: f32, %b: index, %h: index, %i: index):")],
+        ["it takes (element of input 0: f32, b: index, h: index)"],
+    ),
     "load: indices": (
         DOCUMENT,
         [('"attn.load"(%doc, %i) : (tensor<?xi32>, index)', '"attn.load"(%doc) : (tensor<?xi32>)')],
@@ -323,7 +355,7 @@ def test_a_vector_over_keys_may_be_spread_over_queries():
 def test_a_vector_of_another_space_is_refused():
     other = '  %other = "attn.map"(%k) ({\n  ^bb0(%x: f32, %b: index, %h: index, %i: index, %j: index):\n'
     other += '    "attn.yield"(%x) : (f32) -> ()\n  })'
-    other += ' : (tensor<?x16xf32>) -> tensor<?x16xf32>\n'
+    other += " : (tensor<?x16xf32>) -> tensor<?x16xf32>\n"
     other += '  %keys = "attn.reduce"(%other) {kind = "sum"} : (tensor<?x16xf32>) -> tensor<?xf32>\n  %odo = '
     text = changed(EVERY_OP, ("  %odo = ", other), ('"attn.map"(%o, %do)', '"attn.map"(%o, %do, %keys)'))
     text = changed(

@@ -159,6 +159,8 @@ def test_a_backward_by_hand_matches_autograd(b, hq, hkv, m, n):
         load(os.path.join(HERE, "inputs", "attn_every_op.mlir")), {"q": q, "k": k, "v": v, "do": do, "temperature": temperature}
     )
     expected = {"o": o, "lse": s.logsumexp(-1), "row_max": s.amax(-1)}
+    keys = s.softmax(-1).sum(-2)
+    expected |= {"columns": keys, "collected": keys.reshape(b, hkv, group, n).sum(2)}
     expected |= {f"d{name}": leaf.grad for name, leaf in zip(("q", "k", "v", "temperature"), leaves, strict=True)}
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], value.detach().numpy(), rtol=0, atol=1e-11, err_msg=name)

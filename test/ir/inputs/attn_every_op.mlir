@@ -13,7 +13,10 @@ func.func @every_op(
         tensor<?x16xf32> {attn.name = "dk", attn.axes = ["b", "hkv"], attn.dims = ["n", "d"]},
         tensor<?x24xf32> {attn.name = "dv", attn.axes = ["b", "hkv"], attn.dims = ["n", "dv"]},
         tensor<f32> {attn.name = "dtemperature", attn.axes = ["hq"], attn.dims = []},
-        tensor<?xf32> {attn.name = "row_max", attn.axes = ["b", "hq"], attn.dims = ["m"]})
+        tensor<?xf32> {attn.name = "row_max", attn.axes = ["b", "hq"], attn.dims = ["m"]},
+        tensor<?xf32> {attn.name = "columns", attn.axes = ["b", "hq"], attn.dims = ["n"]},
+        tensor<?xf32> {attn.name = "collected", attn.axes = ["b", "hkv"], attn.dims = ["n"]},
+        tensor<f32> {attn.name = "squared", attn.axes = ["b", "hq"], attn.dims = []})
     attributes {attn.align = "bottom_right", attn.layout = "bhsd"} {
   %one = arith.constant 1 : index
   %s = "attn.gemm"(%q, %k) {transpose_a = false, transpose_b = true} : (tensor<?x16xf32>, tensor<?x16xf32>) -> tensor<?x?xf32>
@@ -98,6 +101,18 @@ func.func @every_op(
   %dc = "attn.reduce"(%half) {kind = "sum"} : (tensor<?xf32>) -> tensor<f32>
   %dc16 = "attn.cast"(%dc) : (tensor<f32>) -> tensor<bf16>
   %dc32 = "attn.cast"(%dc16) : (tensor<bf16>) -> tensor<f32>
-  return %o, %lse, %dq, %dk, %dv, %dc32, %max
-      : tensor<?x24xf32>, tensor<?xf32>, tensor<?x16xf32>, tensor<?x16xf32>, tensor<?x24xf32>, tensor<f32>, tensor<?xf32>
+  // Which keys matter most: the sum over queries, once by its own dimension and once collected at the key's place.
+  %per_key = "attn.reduce"(%again) {kind = "sum", dim = 0} : (tensor<?x?xf32>) -> tensor<?xf32>
+  %collected = "attn.scatter"(%per_key, %again, %dc32) ({
+  ^bb0(%x: f32, %y: f32, %b: index, %h: index, %i: index, %j: index):
+    "attn.yield"(%x, %j) : (f32, index) -> ()
+  }) : (tensor<?xf32>, tensor<?x?xf32>, tensor<f32>) -> tensor<?xf32>
+  %squared = "attn.map"(%dc32) ({
+  ^bb0(%x: f32, %b: index, %h: index):
+    %z = arith.mulf %x, %x : f32
+    "attn.yield"(%z) : (f32) -> ()
+  }) : (tensor<f32>) -> tensor<f32>
+  return %o, %lse, %dq, %dk, %dv, %dc32, %max, %per_key, %collected, %squared
+      : tensor<?x24xf32>, tensor<?xf32>, tensor<?x16xf32>, tensor<?x16xf32>, tensor<?x24xf32>, tensor<f32>, tensor<?xf32>, tensor<?xf32>,
+        tensor<?xf32>, tensor<f32>
 }
