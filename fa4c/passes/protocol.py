@@ -11,7 +11,6 @@ reach the async proxy by a fence and a barrier; shared memory must stay until th
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass, field
 
@@ -19,8 +18,8 @@ from ..ir import warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
+from .sampled_scalars import SampledScalars
 
-_SIZES = (0, 1, 70, 128, 200, 333, 520)
 _SAMPLES = 8
 _MAX_STEPS = 20000
 
@@ -30,7 +29,7 @@ def check(kernel) -> None:
     rng = random.Random(0)  # fixed: the same kernel gets the same verdict
     program = _Program(kernel)
     for sample in range(_SAMPLES):
-        _Machine(program, _Scalars(rng, sample)).run()
+        _Machine(program, SampledScalars(rng, sample)).run()
 
 
 def byte_range(buffer) -> tuple[int, int]:
@@ -76,73 +75,6 @@ def _tree(block) -> list:
         nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, (warp.ElectOp, warp.WhenOp, warp.WalkOp))
         nodes.append((op, type(op), _tree(op.operation.regions[0].blocks[0]) if nested else None))
     return nodes
-
-
-class _Scalars:
-    """Values of index scalars: sampled where the kernel reads them from outside, computed elsewhere."""
-
-    def __init__(self, rng, sample, known=None, outside=None):
-        self.rng, self.sample, self.known = rng, sample, known or {}
-        self.outside = {} if outside is None else outside  # sizes, scalars of the launch, this CTA's place: one value for all roles
-
-    def fork(self) -> _Scalars:
-        """The same values so far, and the same outside; loops run apart from here on."""
-        return _Scalars(self.rng, self.sample, dict(self.known), self.outside)
-
-    def value(self, v) -> int:
-        if v not in self.known:
-            self.known[v] = self._compute(v)
-        return self.known[v]
-
-    def _compute(self, v) -> int:
-        op = v.owner
-        if isinstance(op, ir.Block):
-            return self._from_outside(v, (1, 2, 4))  # a scalar of the launch
-        name = op.name
-        if name == "tile.dim":
-            tensor, axis = op.operands[0], op.attributes["axis"].value
-            if not tensor.type.is_dynamic_dim(axis):
-                return tensor.type.shape[axis]
-            return self._from_outside((tensor, axis), _SIZES if self.sample else (200,))
-        if name == "tile.program_id":
-            return self._from_outside((name, ir.OpResult(v).result_number), (0, 0, 1, 2) if self.sample else (0,))
-        if name == "arith.constant":
-            value = op.attributes["value"].value
-            return int(value) if math.isfinite(value) else 0  # floats decide nothing here
-        if name in ("arith.index_cast", "arith.index_castui", "arith.extsi", "arith.trunci"):
-            return self.value(op.operands[0])
-        rule = _ARITH.get(name)
-        if rule is None or not isinstance(v.type, (ir.IndexType, ir.IntegerType)):
-            return self.rng.choice((0, 1, 100))
-        return rule(op, *[self.value(o) for o in op.operands])
-
-    def _from_outside(self, key, choices) -> int:
-        if key not in self.outside:
-            self.outside[key] = self.rng.choice(choices)
-        return self.outside[key]
-
-
-def _div(a, b):
-    return a // b if b else 0
-
-
-_COMPARE = [lambda a, b: a == b, lambda a, b: a != b, lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a > b, lambda a, b: a >= b]
-_ARITH = {
-    "arith.addi": lambda op, a, b: a + b,
-    "arith.subi": lambda op, a, b: a - b,
-    "arith.muli": lambda op, a, b: a * b,
-    "arith.floordivsi": lambda op, a, b: _div(a, b),
-    "arith.ceildivsi": lambda op, a, b: -_div(-a, b),
-    "arith.divsi": lambda op, a, b: int(a / b) if b else 0,
-    "arith.remsi": lambda op, a, b: a - int(a / b) * b if b else 0,
-    "arith.minsi": lambda op, a, b: min(a, b),
-    "arith.maxsi": lambda op, a, b: max(a, b),
-    "arith.andi": lambda op, a, b: a & b,
-    "arith.ori": lambda op, a, b: a | b,
-    "arith.xori": lambda op, a, b: a ^ b,
-    "arith.select": lambda op, c, a, b: a if c else b,
-    "arith.cmpi": lambda op, a, b: int(_COMPARE[op.attributes["predicate"].value % 6](a, b)),
-}
 
 
 @dataclass

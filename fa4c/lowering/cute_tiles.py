@@ -1,0 +1,286 @@
+"""The rules of `cute_source.py` for data movement and for work on tiles: copies, fragments, maps, reductions, MMAs."""
+
+from __future__ import annotations
+
+from ..ir import warp
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import space_of
+from ..ir.value_names import name_of
+from .scalar_source import dsl_type, float_text
+from .source_text import comment
+
+
+class TileRules:
+    """Mixed into the emitter of a kernel, which gives operands their names and collects lines (`top`, `header`, `views`)."""
+
+    # -- data movement
+
+    def _slab(self, buffer):
+        """(elements of one swizzle span, slabs, rows, stages) of a buffer."""
+        made = buffer.owner.opview
+        stages, rows, columns = buffer.type.shape
+        span = made.swizzle.value * 8 // warp.bits_of(buffer.type.element_type)
+        return span, columns // span, rows, stages
+
+    def _coords(self, coords, slab_offset: str, row=None) -> str:
+        """Innermost first; the innermost moves with the slab, `row` with the warpgroup."""
+        texts = [self.operand(c) for c in coords]
+        if row is not None:
+            texts[row] = f"{texts[row]} + wg * 64"
+        texts[-1] = slab_offset if texts[-1] == "0" else f"{texts[-1]} + {slab_offset}"
+        return ", ".join(reversed(texts))
+
+    def tma_load(self, op) -> None:
+        span, slabs, rows, _ = self._slab(op.buffer)
+        self._check_box(op, [rows, span])
+        self.top(comment(op))
+        slot = self.operand(op.state)
+        full = f"{self.operand(self._pipe(op.state))} + {slot}"
+        with self.unrolled("slab", slabs) as slab:
+            self.top(
+                f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {slabs * rows * span} + {slab} * {rows * span}, "
+                f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full})"
+            )
+
+    def tma_store(self, op) -> None:
+        span, slabs, rows, _ = self._slab(op.buffer)
+        self._check_box(op, [64, span])
+        self.top(comment(op))
+        with self.unrolled("slab", slabs) as slab:
+            self.top(
+                f"prims.cp_async_bulk_tensor_global_shared_cta({self.operand(op.map)}.get_ptr(), "
+                f"{self.operand(op.buffer)} + wg * {64 * span} + {slab} * {rows * span}, ({self._coords(op.coords, f'{slab} * {span}', op.row.value)}))"
+            )
+
+    def _check_box(self, op, want) -> None:
+        box = [size for size in op.map.owner.opview.box]
+        got = [size for size in box[:-1] if size != 1] or [1]
+        if [*got, box[-1]] != want:
+            raise op_diagnostic(
+                op,
+                f"moves boxes of {box}, but the buffer takes {want[0]} rows of {want[1]} elements at a time",
+                why="a box fills one swizzle span of all its rows",
+                fix="change the box of the warp.tensor_map",
+            )
+
+    def store_commit(self, op) -> None:
+        self.top("cute.arch.cp_async_bulk_commit_group()")
+
+    def store_wait(self, op) -> None:
+        self.top(f"cute.arch.cp_async_bulk_wait_group({op.pending.value}, read=True)")
+
+    def store_shared(self, op) -> None:
+        span, slabs, rows, _ = self._slab(op.buffer)
+        columns = slabs * span
+        dtype = dsl_type(op.source.type.element_type)
+        source = self.operand(op.source)
+        key = self._declare(
+            ("stmatrix", op.buffer, op.source),
+            lambda name: [
+                f"{name}_mma = cute.make_tiled_mma(warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K))",
+                *self._view(f"{name}_s", op.buffer, "K", row_part=True),
+                f"{name} = cute.make_tiled_copy_C(cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), {dtype}), {name}_mma).get_slice(t)",
+            ],
+            "r2s",
+        )
+        self.top(comment(op))
+        self.top(
+            f"cute.copy({key}, {key}.retile(cute.make_tensor({source}.iterator, cute.make_layout({key}_mma.partition_shape_C((64, {columns}))))), "
+            f"{key}.partition_D({key}_s[None, None, 0]))"
+        )
+
+    def store_rows(self, op) -> None:
+        target, rank = op.target, op.target.type.rank
+        source = self.operand(op.source)
+        coords = [self.operand(c) for c in op.coords]
+        self.top(comment(op))
+        with self.unrolled("g", 2) as g:
+            row = self.names.fresh("row")
+            self.top(f"{row} = {coords[-1]} + row0 + 8 * {g}")
+            terms = [f"Int64({c}) * {self.parameter_name[('stride', target, axis)]}" for axis, c in enumerate([*coords[:-1], row])]
+            pointer = self.parameter_name[("pointer", target)]
+            with self.top.block(f"if (t % 4 == 0) & ({row} < {self._size(target, rank - 1)}) & ({pointer} != 0):"):
+                self.top(f"write_element({dsl_type(target.type.element_type)}, {pointer}, {' + '.join(terms)}, {source}[{g}])")
+
+    # -- compute
+
+    def fragment(self, op) -> None:
+        kind = op.out.type
+        name = self.names.fresh(
+            "r" + (name_of(op.out) or "Tile").capitalize() + ("_row" if kind.rank == 1 else "_quad" if kind.shape[1] == 4 else "")
+        )
+        dtype = "Int32" if str(kind.element_type) == "i1" else dsl_type(kind.element_type)
+        self.header(
+            f"{name} = cute.make_rmem_tensor({self._elements(kind)}, {dtype})  # {'x'.join(map(str, kind.shape))}x{kind.element_type}"
+        )
+        self.values[op.out] = name
+
+    def _elements(self, kind) -> int:
+        """Values a thread holds."""
+        return 2 if kind.rank == 1 or kind.shape[1] == 4 else kind.shape[1] // 2
+
+    def fill(self, op) -> None:
+        kind = op.target.type
+        value = float_text(op.value.value) if isinstance(op.value, ir.FloatAttr) else str(op.value.value)
+        with self.unrolled("r", self._elements(kind)) as r:
+            self.top(f"{self.operand(op.target)}[{r}] = {dsl_type(kind.element_type)}({value})")
+
+    def copy(self, op) -> None:
+        with self.unrolled("r", self._elements(op.target.type)) as r:
+            self.top(f"{self.operand(op.target)}[{r}] = {self.operand(op.source)}[{r}]")
+
+    def when(self, op) -> None:
+        cond = self.operand(op.cond)
+        with self.top.block(f"if {cond}[0] != 0:" if space_of(op.cond.type) == "reg" else f"if {cond}:"):
+            # without it LLVM may turn the branch into a select an element, which costs more than it saves
+            self.top('prims.ptx_add_comment("warp.when")')
+            self.block(op.body.blocks[0])
+
+    def map_op(self, op) -> None:
+        self.top(comment(op))
+        self._map_loop(op)
+
+    def _map_loop(self, op) -> None:
+        kind = op.target.type
+        body = op.body.blocks[0]
+        full_width = kind.rank == 2 and kind.shape[1] != 4
+        arguments = list(body.arguments)
+        with self.unrolled("r", self._elements(kind)) as r:
+            self.element = r
+            half = f"{r} // 2 % 2" if full_width else r
+            for argument, value in zip(arguments, op.inputs, strict=False):
+                per_row = value.type.rank == 1 and kind.rank == 2
+                flag = " != 0" if str(value.type.element_type) == "i1" else ""
+                self._assign(argument, f"{self.operand(value)}[{half if per_row else r}]{flag}", "x")
+            used = _uses(body)
+            if arguments[-2] in used:
+                self._assign(arguments[-2], f"row0 + 8 * ({half})", "row")
+            if arguments[-1] in used:
+                self._assign(arguments[-1], f"col0 + 8 * ({r} // 4) + {r} % 2" if full_width else "t % 4", "col")
+            operations = list(body.operations)
+            for inner in operations[:-1]:
+                self.emit(inner)
+            result = self.operand(operations[-1].operation.operands[0])
+            if str(kind.element_type) == "i1":
+                result = f"select(Int32, {result}, 1, 0)"
+            self.top(f"{self.operand(op.target)}[{r}] = {result}")
+
+    def reduce(self, op) -> None:
+        source, target = self.operand(op.source), self.operand(op.target)
+        kind, columns = op.kind.value, op.source.type.shape[1]
+        lanes = op.target.type.rank == 1
+        combine = (lambda a, b: f"cute.arch.fmax({a}, {b})") if kind == "max" else (lambda a, b: f"{a} + {b}")
+        even, odd = self.names.fresh("even"), self.names.fresh("odd")
+        self.top(comment(op))
+        with self.unrolled("g", 2) as g:
+            if columns == 4:
+                self.top(f"{even} = {source}[{g}]")
+            else:  # two chains, for latency
+                self.top(f"{even}, {odd} = {source}[2 * {g}], {source}[2 * {g} + 1]")
+                with self.unrolled("q", 1, columns // 8) as q:
+                    self.top(f"{even} = {combine(even, f'{source}[4 * {q} + 2 * {g}]')}")
+                    self.top(f"{odd} = {combine(odd, f'{source}[4 * {q} + 2 * {g} + 1]')}")
+                self.top(f"{even} = {combine(even, odd)}")
+            if lanes:
+                self.top(f"{even} = quad_{kind}({even})")
+            if op.accumulate.value:
+                self.top(f"{even} = {combine(f'{target}[{g}]', even)}")
+            self.top(f"{target}[{g}] = {even}")
+
+    def vote_any(self, op) -> None:
+        source, target = self.operand(op.source), self.operand(op.target)
+        self.top(comment(op))
+        vote = self.names.fresh("vote")
+        self.top(f"{vote} = select(Int32, cute.arch.vote_any_sync(({source}[0] | {source}[1]) != 0), 1, 0)")
+        self.top(f"{target}[0] = {vote}")
+        self.top(f"{target}[1] = {vote}")
+
+    def wgmma_fence(self, op) -> None:
+        self.top("warpgroup.fence()")
+
+    def wgmma_commit(self, op) -> None:
+        self.top("warpgroup.commit_group()")
+
+    def wgmma_wait(self, op) -> None:
+        self.top(f"warpgroup.wait_group({op.pending.value})")
+
+    def wgmma(self, op) -> None:
+        key = self._declare_mma(op)
+        _, columns = op.acc.type.shape
+        depth = op.a.type.shape[-1]
+        b_slot = self.operand(op.b_state) if op.b_state is not None else "0"
+        if space_of(op.a.type) == "smem":
+            a_slot = self.operand(op.a_state) if op.a_state is not None else "0"
+            a_text = f"{key}_A[None, None, {{}}, {a_slot}]"
+        else:
+            a_text = f"{key}_A[None, None, {{}}]"
+        self.top(comment(op))
+        with self.unrolled("kk", depth // 16) as kk:
+            self.top(f"{key}.set(warpgroup.Field.ACCUMULATE, {'True' if op.accumulate.value else f'{kk} != 0'})")
+            self.top(f"cute.gemm({key}, {key}_D, {a_text.format(kk)}, {key}_B[None, None, {kk}, {b_slot}], {key}_D)")
+
+    def _declare_mma(self, op) -> str:
+        rows, columns = op.acc.type.shape
+        depth = op.a.type.shape[-1]
+        from_registers = space_of(op.a.type) == "reg"
+        dtype = dsl_type(op.a.type.element_type)
+        major = "K" if op.transpose_b.value else "MN"
+        source = "RMEM" if from_registers else "SMEM"
+        acc, a = self.operand(op.acc), self.operand(op.a)
+
+        def lines(name):
+            text = [
+                f"{name} = cute.make_tiled_mma(warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.{source}, OperandMajorMode.K, OperandMajorMode.{major}))",
+                f"{name}_D = cute.make_tensor({acc}.iterator, cute.make_layout({name}.partition_shape_C((64, {columns}))))",
+            ]
+            if from_registers:
+                text.append(f"{name}_A = cute.make_tensor({a}.iterator, cute.make_layout({name}.partition_shape_A((64, {depth}))))")
+            else:
+                text += self._view(f"{name}_sA", op.a, "K", row_part=True)
+                text.append(f"{name}_A = {name}.make_fragment_A({name}.get_slice(0).partition_A({name}_sA))")
+            text += self._view(f"{name}_sB", op.b, major)
+            text.append(f"{name}_B = {name}.make_fragment_B({name}.get_slice(0).partition_B({name}_sB))")
+            return text
+
+        return self._declare(("mma", op.acc, op.a, op.b, major), lines, "mma")
+
+    def _view(self, name: str, buffer, major: str, row_part: bool = False) -> list[str]:
+        """A CuTe tensor over a buffer: (rows, columns, stages) K-major, (columns, rows, stages) MN-major; `row_part`: this warpgroup's 64
+        rows.
+        """
+        span, slabs, rows, stages = self._slab(buffer)
+        columns = slabs * span
+        swizzle = buffer.owner.opview.swizzle.value
+        dtype = dsl_type(buffer.type.element_type)
+        shape, order = (f"({rows}, {columns}, {stages})", "(0, 1, 2)") if major == "K" else (f"({columns}, {rows}, {stages})", "(1, 0, 2)")
+        pointer = f"cute.recast_ptr({self.operand(buffer)}, {name}_layout.inner, dtype={dtype})"
+        text = [
+            f"{name}_layout = cute.tile_to_shape(warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.{major}_SW{swizzle}, {dtype}), {shape}, {order})",
+            f"{name} = cute.make_tensor({pointer}, {name}_layout.outer)",
+        ]
+        if row_part:
+            text.append(
+                f"{name} = cute.make_tensor({name}.iterator + cute.assume(wg * {64 * span}, divby={64 * span}), "
+                f"cute.local_tile({name}, (64, {columns}, {stages}), (0, 0, 0)).layout)"
+            )
+        return text
+
+    def _declare(self, key, lines, hint) -> str:
+        """Views and atoms of a role, written once at its top."""
+        if key not in self.declared:
+            name = self.names.fresh(hint)
+            self.declared[key] = name
+            for line in lines(name):
+                self.views(line)
+        return self.declared[key]
+
+
+def _uses(block) -> set:
+    used = set()
+    for op in block.operations:
+        used.update(op.operation.operands)
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                used |= _uses(inner)
+    return used
