@@ -15,7 +15,7 @@ _OPCODE = re.compile(r"^\s*(?:@!?%?\w+\s+)?([a-z][\w.:]*)")
 COUNTED = {
     "mma": "wgmma.mma_async",
     "ex2": "ex2.",
-    "bulk_load": "cp.async.bulk.tensor",
+    "bulk": "cp.async.bulk.tensor",
     "wait": "mbarrier.try_wait",
     "arrive": "mbarrier.arrive",
     "barrier": ("bar.", "barrier."),
