@@ -46,7 +46,8 @@ def run(artifact, given: dict[str, torch.Tensor], wanted, **options) -> dict[str
 
 
 def run_reported(artifact, given: dict[str, torch.Tensor], wanted, **options) -> tuple[dict[str, torch.Tensor], list]:
-    """(outputs, one report for each launch). `options` go to `emulator.launch`: schedule, schedule_seed, hazards, strict, progress."""
+    """(outputs, one report for each launch). `options` go to `emulator.launch`: schedule, schedule_seed, hazards, strict,
+    progress, processes."""
     from .emulator import launch
 
     program = artifact.program

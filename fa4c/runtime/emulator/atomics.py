@@ -94,6 +94,7 @@ def op_atom(ins, program):
             if (old_now != values[0][lanes]).all():
                 mark = (F.block, F.launch.effects)
                 if F.spin == mark:
+                    F.launch.coupled = "a loop polls memory"
                     F.why = "atom.cas that keeps failing"
                     return False
                 F.spin = mark
@@ -122,7 +123,11 @@ def op_atom(ins, program):
         if d is not None and not isinstance(d, Sink):
             F.put(d, old.view(np.dtype(f"u{size}")), m)
         F.counters.add("atomics", len(lanes) * n)
-        F.counters.add("global_bytes.atomic" if memory is not F.cta.cluster.smem.mem else "smem_bytes.atomic", len(lanes) * n * size)
+        if memory is F.cta.cluster.smem.mem:
+            F.counters.add("smem_bytes.atomic", len(lanes) * n * size)
+        else:
+            F.launch.coupled = "atomics on global memory"
+            F.counters.add("global_bytes.atomic", len(lanes) * n * size)
         return True
 
     return run
@@ -141,6 +146,7 @@ def op_strong_ld(ins, program):
         now = memory.views[size][idx // size][m].tobytes()
         mark = (F.block, F.launch.effects, now)
         if F.spin == mark:
+            F.launch.coupled = "a loop polls memory"
             F.why = f"a loop reads the same value from {memory.name} at byte {int(idx[lane]):#x} again and again"
             return False
         F.spin = mark

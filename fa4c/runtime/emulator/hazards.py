@@ -91,7 +91,7 @@ class Hazards:
         self.sets = [()]
         self.set_ids = {(): 0}
         self.collected = 0
-        self.found = {}
+        self.found, self.ranks, self.reports = {}, {}, 0  # findings by class and lines; the cluster that found each first, and when
         self.same_value = None  # while a store is checked: whether it changes nothing
 
     def collect(self, shadows):
@@ -404,12 +404,25 @@ class Hazards:
         return f"{cell:#x}" if shadow.unit == "byte" else f"lane {cell // 512}, column {cell % 512}"
 
     def report(self, cls, message, lines, agents=(), severity="error"):
-        key = (cls, lines)
+        key, cluster = (cls, lines), self.launch.running
         h = self.found.get(key)
         if h is not None:
             h.count += 1
-            return
-        self.found[key] = Hazard(cls, message, lines, agents, severity, where=tuple(self.launch.program.where(n) for n in lines))
+            if cluster >= self.ranks[key][0]:
+                return
+            h.message, h.agents, h.severity = message, agents, severity  # as the first cluster sees it, whoever ran first
+        else:
+            self.found[key] = Hazard(cls, message, lines, agents, severity, where=tuple(self.launch.program.where(n) for n in lines))
+        self.reports += 1
+        self.ranks[key] = cluster, self.reports
+
+    def in_order(self):
+        """Findings by cluster, and in each in the order in which they were made."""
+        return [self.found[key] for key in sorted(self.ranks, key=self.ranks.get)]
+
+    def forget(self):
+        """Drop all records: no shadow in use names one."""
+        self.recs, self.sets, self.set_ids, self.collected = [None, None], [()], {(): 0}, 0
 
 
 def merge_parts(parts):

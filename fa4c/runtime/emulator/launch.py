@@ -7,6 +7,7 @@ import numpy as np
 
 from .errors import EmulatorError
 from .memory import MEMORY_LIMIT, Buffer
+from .processes import run_split
 from .program import load_program
 from .report import Report
 from .schedule import DEFAULT_RESIDENT, Launch
@@ -121,9 +122,13 @@ def launch(
     resident=None,
     max_steps=None,
     progress=None,
+    processes=1,
     file="<ptx>",
 ) -> Report:
-    """Execute one kernel. Buffers change in place; hazards are in the report, a launch that cannot go on raises EmulatorError."""
+    """Execute one kernel. Buffers change in place; hazards are in the report, a launch that cannot go on raises EmulatorError.
+
+    `processes`: how many to use where clusters share no written global memory; results and reports do not depend on it.
+    """
     program = load_program(ptx, entry, file)
     grid, block, cluster = _three(grid, "grid"), _three(block, "block"), _three(cluster or (1, 1, 1), "cluster")
     _check_shape(program, grid, block, cluster)
@@ -132,7 +137,16 @@ def launch(
     run = Launch(program, grid, block, cluster, smem, schedule, schedule_seed, hazards, strict, resident, max_steps, progress)
     run.set_params(pack_params(run, params))
     _check_memory(run, hazards)
-    report = run.run()
+    if not isinstance(processes, int) or processes < 1:
+        raise EmulatorError(f"{processes} processes", fix="use 1 or more")
+    run.place_symbols()
+    report = None
+    if processes > 1 and run.cluster_count() > 1:
+        report, why = run_split(run, processes)
+        if why:
+            run.notes.append(f"ran in one process: {why}")
+    if report is None:
+        report = run.run()
     run.memory.keep_initialised()
     return report
 

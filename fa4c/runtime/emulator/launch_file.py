@@ -210,6 +210,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedule-seed", type=int, default=0, metavar="N", help="seed of the random schedule")
     parser.add_argument("--resident", type=int, metavar="N", help="how many CTAs run at once")
     parser.add_argument("--max-steps", type=int, default=50_000_000, metavar="N", help="give up after N basic blocks (default: 50 million)")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="use N processes where clusters share no written memory (default: 1)"
+    )
     parser.add_argument("--no-hazards", action="store_true", help="execute only: faster, finds no races")
     parser.add_argument("--strict", action="store_true", help="also report what the ISA asks for but released kernels do without")
     parser.add_argument("--json", action="store_true", help="the report and the counters as JSON")
@@ -232,6 +235,7 @@ def run(args: argparse.Namespace) -> int:
         resident=args.resident,
         max_steps=args.max_steps,
         progress=stderr_progress,
+        processes=args.processes,
     )
     wrong = launch_file.finish()
     if args.json:

@@ -181,6 +181,7 @@ class Warp:
         if name == "%activemask":
             return np.full(32, F.mask, np.uint32)
         if name in ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"):
+            launch.coupled = "the kernel reads a clock"
             return np.full(32, launch.steps, np.uint64 if name in ("%clock64", "%globaltimer") else np.uint32)
         lane = np.arange(32, dtype=np.uint32)
         bx, by, bz = launch.block

@@ -274,6 +274,7 @@ def _mbar_wait(ins, program):
                     return False
                 F.spin = mark
             F.launch.retries += 1
+            F.launch.coupled = "a wait on an mbarrier is tried again"
         for b, group in hits:
             mask = F.mask if len(group) == F.width else sum(1 << int(x) for x in group)
             _touch(F, mask, b.at, ins.line)

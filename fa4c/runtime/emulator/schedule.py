@@ -36,6 +36,9 @@ class Launch:
         self.pending = []  # asynchronous operations in issue order
         self.next_op = 0
         self.notes = []
+        self.running = 0  # the cluster that runs, for hazards
+        self.coupled = ""  # why what a cluster does may depend on when others run (processes.py)
+        self.all_counters = []
         self.param_mem, self.params, self.tensor_maps, self.sync_clocks = None, b"", {}, {}
         self.layout_shared()
 
@@ -80,6 +83,12 @@ class Launch:
             self.memory.by_id[name] = self.memory.add(data, name)
         return self.memory.by_id[name]
 
+    def place_symbols(self):
+        """Global variables get their addresses before anything runs, in the order of the text."""
+        for v in self.program.symbols.values():
+            if v.space not in ("shared", "local"):
+                self.symbol_address(v.name, None)
+
     def set_params(self, raw):
         """The packed parameter bytes."""
         self.params = raw
@@ -101,25 +110,32 @@ class Launch:
 
     # --- running ---------------------------------------------------------------------------------------------------------
     def run(self):
-        with np.errstate(all="ignore"):
-            self._run()
-        return self._report()
+        self.run_clusters(range(self.cluster_count()))
+        return self.report()
 
-    def _run(self):
+    def cluster_count(self):
         gx, gy, gz = self.grid
         cx, cy, cz = self.cluster
-        n_clusters = gx * gy * gz // (cx * cy * cz)
+        return gx * gy * gz // (cx * cy * cz)
+
+    def run_clusters(self, order):
+        """Run these clusters to their end; they start in this order."""
+        with np.errstate(all="ignore"):
+            self._run(order)
+
+    def _run(self, order):
+        cx, cy, cz = self.cluster
+        n_clusters = len(order)
         self.total_clusters = n_clusters
         per = cx * cy * cz
         limit = max(1, (self.resident or DEFAULT_RESIDENT) // per)
         grown = 0
         self.live, started, self.frags = [], 0, []
-        self.all_counters = []
         self.finished_clusters = 0
         timeouts_at = -1
         while True:
             while started < n_clusters and len(self.live) < limit:
-                self._start_cluster(started)
+                self._start_cluster(order[started])
                 started += 1
             if not self.frags and not self.pending and started == n_clusters:
                 break
@@ -142,6 +158,7 @@ class Launch:
             waiting = [f for f in self.frags if f.state == PARKED and f.timeout is False and f.why.startswith("try_wait")]
             if waiting and timeouts_at != self.effects:
                 timeouts_at = self.effects
+                self.coupled = "a try_wait runs into its time limit"
                 for f in waiting:
                     f.timeout = True
                 continue
@@ -149,9 +166,11 @@ class Launch:
                 grown += 1
                 limit += 1
                 continue
+            self.running, self.coupled = self.cluster_count(), "nothing can move any more"
             self._deadlock()
             break
         if grown:
+            self.running, self.coupled = self.cluster_count(), "clusters wait for each other"
             text = f"the kernel needs {limit * per} CTAs resident at once; with {(self.resident or DEFAULT_RESIDENT)} it makes no progress"
             self.notes.append(text)
             if self.resident and self.hazards:
@@ -191,6 +210,7 @@ class Launch:
                 continue
             self.live.remove(cl)
             self.finished_clusters += 1
+            self.running = cl.index
             for cta in cl.ctas:
                 check_cta_end(cta)
                 self.all_counters.append((cta.index, cta.counters))
@@ -249,6 +269,7 @@ class Launch:
         self._complete(op)
 
     def _complete(self, op):
+        self.running = op.cta.cluster.index
         try:
             op.run(op)
         except EmulatorError as e:
@@ -272,6 +293,7 @@ class Launch:
         code, warp = self.program.code, F.warp
         R = warp.R
         counts = self.counts
+        self.running = F.cta.cluster.index
         try:
             while ran < budget:
                 while F.stack is not None and F.stack.block == F.block:
@@ -406,12 +428,19 @@ class Launch:
             for cta in cl.ctas:
                 self.all_counters.append((cta.index, cta.counters))
 
-    def _report(self):
-        report = Report(
-            self.program.file, self.program.kernel.name, list(self.hazards.found.values()) if self.hazards else [], {}, self.notes
-        )
-        per_cta = {}
+    def report(self, counted=None):
+        """The report; `counted` gives each CTA's counters where other processes executed them."""
+        report = Report(self.program.file, self.program.kernel.name, self.hazards.in_order() if self.hazards else [], {}, self.notes)
+        per_cta = counted if counted is not None else self._counters()
         total = defaultdict(int)
+        for _, d in (ordered := sorted(per_cta.items(), key=lambda pair: tuple(map(int, pair[0].split(","))))):
+            for k, v in d.items():
+                total[k] += v
+        total["try_wait_retries"] = self.retries
+        report.counters = {"total": dict(total), "cta": dict(ordered)}
+        return report
+
+    def _counters(self):
         by_cta = defaultdict(lambda: defaultdict(int))
         code = self.program.code
         for (cta, block), n in self.counts.items():
@@ -423,13 +452,7 @@ class Launch:
             d = by_cta[index]
             for k, v in counters.values.items():
                 d[k] += v
-        for index, d in sorted(by_cta.items()):
-            per_cta["%d,%d,%d" % index] = dict(d)
-            for k, v in d.items():
-                total[k] += v
-        total["try_wait_retries"] = self.retries
-        report.counters = {"total": dict(total), "cta": per_cta}
-        return report
+        return {"%d,%d,%d" % index: dict(d) for index, d in by_cta.items()}
 
 
 def stderr_progress(done, total):
