@@ -78,6 +78,7 @@ class _Static:
         for role in self._of(warp.RoleOp):
             self._role_body(role, role.body.blocks[0], None)
         self._named_barriers()
+        self._walks()
         self._shared_memory()
         for pipe in self._of(warp.PipelineOp):
             self._pipeline(pipe)
@@ -186,6 +187,29 @@ class _Static:
                             fix="use an id that is free",
                         )
 
+    def _all_walks(self) -> list:
+        inside = [op for role in self._of(warp.RoleOp) for op in _walk(role.body.blocks[0]) if isinstance(op, warp.WalkOp)]
+        return [op for op in inside if op.word is not None]
+
+    def _walks(self) -> None:
+        """All roles walk through the same tiles, by one number in shared memory that one of them writes."""
+        walks = self._all_walks()
+        for op in walks[1:]:
+            first = walks[0]
+            for what, mine, its in (
+                ("word", op.word.value, first.word.value),
+                ("number of tiles", op.tiles, first.tiles),
+                ("pipe", op.state.owner.opview.pipe, first.state.owner.opview.pipe),
+            ):
+                if mine != its:
+                    raise op_diagnostic(op, f"has another {what} than the walk of another role", why="all roles walk through the same tiles")
+        for op in walks:
+            made = op.state.owner.opview.pipe.owner.opview
+            if made.tx_bytes.value:
+                raise op_diagnostic(
+                    made, f"counts {made.tx_bytes.value} bytes, but passes on a tile's number", why="no copy brings it", fix="set tx_bytes to 0"
+                )
+
     def _shared_memory(self) -> None:
         size = self.kernel.smem_bytes.value
         if size > self.target.smem_bytes:
@@ -197,6 +221,8 @@ class _Static:
             spans.append((op.offset.value, op.offset.value + 8 * op.stages.value * (2 if op.arrivals.value else 1), op))
         for op in self._of(warp.BufferOp):
             spans.append((*protocol.byte_range(op.out), op))
+        for op in self._all_walks()[:1]:  # the others have the same word
+            spans.append((op.word.value, op.word.value + 4, op))
         for start, end, op in spans:
             if start < 0 or end > size:
                 raise op_diagnostic(

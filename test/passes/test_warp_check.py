@@ -338,3 +338,56 @@ def test_a_kernel_without_barriers_is_refused():
     said = wf.verdict(bare)
     assert wf.is_located(said)
     assert "'warp.tma_load' is done by all threads" in said
+
+
+# -- walking through tiles ---------------------------------------------------------------------------------------------------------------
+
+
+def walk_anew(op, queue) -> None:
+    """The same walk with another queue, or none."""
+    tiles, state = op.operands[0], op.operands[len(op.operands) - 1]
+    new = ir.Operation.create(
+        "warp.walk",
+        operands=[tiles, *([queue] if queue is not None else []), state],
+        attributes={"word": op.attributes["word"], "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, int(queue is not None), 1])},
+        regions=1,
+        ip=ir.InsertionPoint(op),
+        loc=op.location,
+    )
+    op.regions[0].blocks[0].append_to(new.regions[0])
+    op.erase()
+
+
+def phase_of(walk):
+    return walk.operands[len(walk.operands) - 1].owner
+
+
+def turn_phase(op) -> None:
+    set_number(op, "phase", 1 - op.attributes["phase"].value)
+
+
+WALK_FAULTS = [
+    Fault(
+        "the number lies in an mbarrier", lambda o: [set_number(w, "word", 40) for w in o.all("walk")], "'warp.walk' takes bytes 40 to 44"
+    ),
+    Fault("the number lies in a buffer", lambda o: [set_number(w, "word", 4096) for w in o.all("walk")], "which overlap 1024 to 33792"),
+    Fault("the number lies nowhere", lambda o: [set_number(w, "word", 1 << 20) for w in o.all("walk")], "but the kernel has"),
+    Fault("two numbers", lambda o: set_number(o.all("walk")[0], "word", 512), "has another word than the walk of another role"),
+    Fault(
+        "bytes for the number",
+        lambda o: set_number(o.all("pipeline")[-1], "tx_bytes", 16),
+        "counts 16 bytes, but passes on a tile's number",
+    ),
+    Fault("one reader too few", lambda o: set_number(o.all("pipeline")[-1], "arrivals", 9), "waits forever"),
+    Fault("the taker starts in the wrong phase", lambda o: turn_phase(phase_of(o.all("walk", role="load")[0])), "waits forever"),
+    Fault("a reader starts in the wrong phase", lambda o: turn_phase(phase_of(o.all("walk", role="compute")[0])), "waits forever"),
+    Fault("nobody takes tiles", lambda o: walk_anew(o.all("walk", role="load")[0], None), "waits forever"),
+    Fault("two roles take tiles", lambda o: walk_anew(o.all("walk", role="compute")[0], o.all("walk")[0].operands[1]), "waits forever"),
+]
+
+
+@pytest.mark.parametrize("fault", WALK_FAULTS, ids=lambda fault: fault.name)
+def test_fault_of_a_walk_is_found(fault):
+    said = wf.verdict(wf.complete(CAUSAL), fault.apply)
+    assert wf.is_located(said), said
+    assert wf.re.search(fault.message, said), said

@@ -30,7 +30,7 @@ def barriers(text: str, passes: str = "warp-insert-barriers,warp-check") -> list
 
 def wgmma(acc: str) -> str:
     return (
-        f'      "warp.wgmma"({acc}, %sa, %sb) {{accumulate = false, transpose_b = true, operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>}} : '
+        f'      "warp.wgmma"({acc}, %sa, %sb) {{accumulate = false, transpose_b = true, operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>}} : '  # noqa: E501
         f"({ACC}, tensor<1x128x64xbf16, #tile.smem>, tensor<2x128x64xbf16, #tile.smem>) -> ()\n"
     )
 
