@@ -15,7 +15,7 @@ AXES = ("b", "hq", "hkv")
 ALIGNMENTS = ("top_left", "bottom_right")
 LAYOUTS = ("bshd", "bhsd")
 ARGUMENT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.fill", "attn.cu_seqlens")
-RESULT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims")
+RESULT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.workspace")
 FUNCTION_ATTRIBUTES = ("attn.align", "attn.layout")
 _FUNC_OWN_ATTRIBUTES = ("sym_name", "function_type", "sym_visibility", "arg_attrs", "res_attrs", "no_inline")
 _DTYPES = {"f32": "f32", "f64": "f64", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i64": "i64", "i1": "i1", "index": "index"}
@@ -26,7 +26,10 @@ _FILL = re.compile(rf"normal|alibi|uniform\({_NUMBER},\s*{_NUMBER}\)|sorted_ids\
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """An argument or a result. `shape` has one size for each of `dims`, None where it is known at run time only."""
+    """An argument or a result. `shape` has one size for each of `dims`, None where it is known at run time only.
+
+    `workspace`: a result that a later function of the module takes by its name, and no result of the whole.
+    """
 
     name: str
     dtype: str
@@ -35,6 +38,7 @@ class TensorFacts:
     shape: tuple[int | None, ...]
     fill: str | None = None
     cu_seqlens: str | None = None
+    workspace: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,7 @@ def _tensor_facts(op, what: str, kind, attributes: dict, allowed: tuple[str, ...
         shape,
         _string(attributes["attn.fill"], "attn.fill", what, where) if "attn.fill" in attributes else None,
         _string(attributes["attn.cu_seqlens"], "attn.cu_seqlens", what, where) if "attn.cu_seqlens" in attributes else None,
+        "attn.workspace" in attributes and _unit(attributes["attn.workspace"], "attn.workspace", what, where),
     )
     _check_axes(facts, what, where)
     _check_dims(facts, what, kind, where)
@@ -190,6 +195,27 @@ def _string(attribute, name: str, what: str, where) -> str:
     if not isinstance(attribute, ir.StringAttr):
         raise Diagnostic(f"'func.func' has {name} = {attribute} on {what}", where=where, why="it must be a string", fix=f'{name} = "..."')
     return attribute.value
+
+
+def _unit(attribute, name: str, what: str, where) -> bool:
+    if not isinstance(attribute, ir.UnitAttr):
+        raise Diagnostic(f"'func.func' has {name} = {attribute} on {what}", where=where, why="it has no value", fix=f"write {name}")
+    return True
+
+
+def tensor_attributes(tensor: TensorFacts) -> ir.DictAttr:
+    """The `attn.*` attributes that say these facts: an entry of `arg_attrs` or `res_attrs`."""
+
+    def strings(names):
+        return ir.ArrayAttr.get([ir.StringAttr.get(name) for name in names])
+
+    entries = {"attn.name": ir.StringAttr.get(tensor.name), "attn.axes": strings(tensor.axes), "attn.dims": strings(tensor.dims)}
+    for name, text in (("attn.fill", tensor.fill), ("attn.cu_seqlens", tensor.cu_seqlens)):
+        if text is not None:
+            entries[name] = ir.StringAttr.get(text)
+    if tensor.workspace:
+        entries["attn.workspace"] = ir.UnitAttr.get()
+    return ir.DictAttr.get(entries)
 
 
 def _strings(attribute, name: str, what: str, where) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from . import scalar
 from .attn import reduced_dim
 from .attn_dims import infer_dims
-from .attn_signature import FunctionFacts, TensorFacts, function_facts, memory_order, verify_function
+from .attn_signature import FunctionFacts, TensorFacts, attn_functions, function_facts, memory_order, verify_function
 from .diagnostics import Diagnostic, op_diagnostic
 from .mlir import ir
 
@@ -40,6 +40,16 @@ def run(func_op, inputs: Mapping, dtype: str = scalar.FLOAT64) -> dict[str, np.n
     else:
         results = _run_packed(func_op, facts, known, grouped, sizes, dtype, packed)
     return {t.name: _from_grouped(t, results[t.name], facts.layout, tuple(packed), sizes) for t in facts.results}
+
+
+def run_module(module, inputs: Mapping, dtype: str = scalar.FLOAT64) -> dict[str, np.ndarray]:
+    """Execute the attn functions of a module in order, workspaces of one handed to the next. Returns all results but workspaces."""
+    results, workspaces = {}, {}
+    for function in attn_functions(module):
+        made = run(function, {**inputs, **workspaces}, dtype)
+        for tensor in function_facts(function).results:
+            (workspaces if tensor.workspace else results)[tensor.name] = made[tensor.name]
+    return results
 
 
 # -- arrays in memory order and back -----------------------------------------------------------------------------------------------------

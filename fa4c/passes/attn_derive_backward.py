@@ -18,7 +18,7 @@ The text of this pass is `docs/backward.md`; its rules are in `_derive_rules.py`
 """
 
 from ..ir.attn_dims import infer_dims, loads_in
-from ..ir.attn_signature import TensorFacts, attn_functions, function_facts
+from ..ir.attn_signature import TensorFacts, attn_functions, function_facts, tensor_attributes
 from ..ir.diagnostics import Diagnostic, nearest, op_diagnostic
 from ..ir.mlir import func, ir
 from ._derive_expr import Scalars
@@ -180,8 +180,8 @@ def _emit(function, graph: Graph, inputs: dict, outgoing: list[TensorFacts], res
     with ir.InsertionPoint.after(function.operation), function.location as where:
         kinds = [[_type(t) for t in inputs], [_type(t) for t in outgoing]]
         new = func.FuncOp(attributes["sym_name"].value + "_bwd", ir.FunctionType.get(*kinds))
-        new.operation.attributes["arg_attrs"] = ir.ArrayAttr.get([_attributes(t) for t in inputs])
-        new.operation.attributes["res_attrs"] = ir.ArrayAttr.get([_attributes(t) for t in outgoing])
+        new.operation.attributes["arg_attrs"] = ir.ArrayAttr.get([tensor_attributes(t) for t in inputs])
+        new.operation.attributes["res_attrs"] = ir.ArrayAttr.get([tensor_attributes(t) for t in outgoing])
         for name in ("attn.align", "attn.layout"):
             if name in attributes:
                 new.operation.attributes[name] = attributes[name]
@@ -194,15 +194,3 @@ def _emit(function, graph: Graph, inputs: dict, outgoing: list[TensorFacts], res
 def _type(t: TensorFacts):
     shape = [ir.ShapedType.get_dynamic_size() if size is None else size for size in t.shape]
     return ir.RankedTensorType.get(shape, ir.Type.parse(_FLOATS.get(t.dtype, t.dtype)))
-
-
-def _attributes(t: TensorFacts):
-    def strings(names):
-        return ir.ArrayAttr.get([ir.StringAttr.get(name) for name in names])
-
-    entries = {"attn.name": ir.StringAttr.get(t.name), "attn.axes": strings(t.axes), "attn.dims": strings(t.dims)}
-    if t.fill is not None:
-        entries["attn.fill"] = ir.StringAttr.get(t.fill)
-    if t.cu_seqlens is not None:
-        entries["attn.cu_seqlens"] = ir.StringAttr.get(t.cu_seqlens)
-    return ir.DictAttr.get(entries)

@@ -6,7 +6,9 @@ import torch
 from attn_autograd import CONTEXT, check, expected, function_of, make_inputs, tree_of
 from attn_program import Program, attention
 
+from fa4c.frontend.to_mlir import to_mlir
 from fa4c.ir import interpret_attn
+from fa4c.ir.semantics import from_function
 
 SHAPES = [dict(b=2, hq=4, hkv=2, m=5, n=7), dict(b=2, hq=6, hkv=1, m=8, n=3), dict(b=1, hq=1, hkv=1, m=1, n=1)]
 AXES = ["", "b", "hq", "hkv", "b hq", "b hkv"]
@@ -285,3 +287,29 @@ def test_packed_lengths(packed):
     for name in ("q", "k", "v", "bias"):
         np.testing.assert_allclose(got[f"d{name}"], join(name, [w[f"d{name}"] for w in want]), atol=1e-11, err_msg=name)
     np.testing.assert_allclose(got["dslope"], sum(w["dslope"] for w in want), atol=1e-11)
+
+
+@pytest.mark.parametrize("then", ["", ",attn-transpose-recompute,attn-simplify-mask"])
+def test_the_tree_of_a_backward_is_printed_and_read_back(then):
+    """Scatters, sums over the first dimension, vectors and scalars in maps: the same tree, the same numbers."""
+    p = Program()
+    p.qkv()
+    p.arg("table", "hq", "span", "f32"), p.arg("column", "hkv", "n"), p.arg("slope", "", "", "f32")
+
+    def body(e, x, column, slope):
+        return e.op("add", e.op("mul", e.op("add", x, column), slope), e.load("table", distance(e)))
+
+    P, lse = p.softmax(p.causal(p.map([p.scores(), "column", "slope"], body)))
+    p.result("o", p.output(P), cast=True)
+    p.result("lse", lse)
+    module, function = function_of(p.text(), "attn-derive-backward" + then)
+    with CONTEXT:
+        tree = from_function(function)
+    assert {"scatter", "reduce", "map"} <= {step["op"] for step in tree["body"]}
+    again_module, again = function_of(to_mlir(tree))
+    with CONTEXT:
+        assert from_function(again) == tree
+        inputs = {name: x.numpy() for name, x in make_inputs(tree, {**SHAPES[0], "span": 5}).items()}
+        first, second = interpret_attn.run(function, inputs), interpret_attn.run(again, inputs)
+    for name, value in first.items():
+        np.testing.assert_array_equal(second[name], value)

@@ -1,0 +1,187 @@
+"""Split an attn function into the kernels that compute it: what precedes the scores, the scores, what follows.
+
+A backward needs delta = rowsum(dO * O) before its block loop, for every block of keys again: a small kernel computes it once. And where
+CTAs own blocks of keys (`stationary=n`), dQ is the sum of what many CTAs contribute, and under grouped queries dK and dV are sums over
+the heads of a group: such sums are f32 numbers in memory, cast when all is there. What a CTA completes by itself stays in the main kernel.
+
+The kernels are functions of the module, run in order: NAME_preprocess, NAME_main, NAME_postprocess, each only where there is something for
+it. A result with `attn.workspace` is an argument, by name, of a later function and no result of the whole. A sum over axes that a workspace
+lacks is part of the function that writes it, as for any result.
+
+Before:  func.func @f(%q, %k, %v, %o, %lse, %do) -> (%dq: bf16, %dk: bf16, %dv: bf16)
+After:   func.func @f_preprocess(%o, %lse, %do) -> (%delta: f32 {attn.workspace}, ...)
+         func.func @f_main(%q, %k, %v, %do, %delta, ...) -> (%dq_sum: f32 {attn.workspace}, %dk: bf16, %dv: bf16)
+         func.func @f_postprocess(%dq_sum: f32) -> (%dq: bf16)
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..ir.attn_dims import infer_dims
+from ..ir.attn_signature import TensorFacts, attn_functions, function_facts, tensor_attributes
+from ..ir.diagnostics import Diagnostic
+from ..ir.mlir import ir
+from .registry import register_pass
+
+_DTYPES = {"f16": "fp16"}
+_SIZES = ("b", "hq", "hkv", "m", "n")
+
+
+@register_pass("attn-outline-kernels")
+def attn_outline_kernels(module: ir.Module, *, stationary: Literal["n", "m"] = "n") -> None:
+    functions = attn_functions(module)
+    if len(functions) != 1:
+        raise Diagnostic(
+            f"there are {len(functions)} attn functions to outline",
+            where=module.operation.location,
+            why="one program is made from one function",
+        )
+    _Outline(functions[0], stationary).apply()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A function to be: `cut` are values that it takes as arguments, by the tensors they are; it returns `returned`."""
+
+    suffix: str
+    cut: dict
+    returned: list  # (value, TensorFacts)
+
+
+class _Outline:
+    def __init__(self, function, stationary: str):
+        self.function, self.facts = function, function_facts(function)
+        self.known = infer_dims(function, self.facts)
+        self.block = function.operation.regions[0].blocks[0]
+        self.operations = [op.operation for op in self.block.operations]
+        self.returned = list(self.operations[-1].operands)
+        self.stationary = stationary
+        self._names = {t.name for t in (*self.facts.args, *self.facts.results)}
+        self.scored = self._follow_scores()
+
+    def apply(self) -> None:
+        before = self._values_before()
+        after = {number: self._sum_of(number) for number in range(len(self.returned))}
+        summed = {value: self._workspace(value, self.facts.results[number].axes) for number, value in after.items() if value is not None}
+        main = [(value, t) for number, (value, t) in enumerate(zip(self.returned, self.facts.results)) if after[number] is None]
+        final = [(value, t) for number, (value, t) in enumerate(zip(self.returned, self.facts.results)) if after[number] is not None]
+        if not before and not final:
+            return
+        parts = [
+            _Part("_preprocess", {}, list(before.items())),
+            _Part("_main", before, list(summed.items()) + main),
+            _Part("_postprocess", summed, final),
+        ]
+        where = ir.InsertionPoint(self.function.operation)
+        for part in parts:
+            if part.returned:
+                self._emit(part, where)
+        self.function.operation.erase()
+
+    def _is_score(self, value) -> bool:
+        return value in self.known and {"m", "n"} <= set(self.known[value][0])
+
+    def _follow_scores(self) -> set:
+        """The values that scores have a part in."""
+        scored = set()
+        for operation in self.operations:
+            if any(self._is_score(value) or value in scored for value in (*operation.operands, *operation.results)):
+                scored.update(operation.results)
+        return scored
+
+    def _values_before(self) -> dict:
+        """What the score operations read that others compute, if it takes a sum to compute it: value -> workspace."""
+        read = [
+            value
+            for operation in self.operations
+            if any(result in self.scored for result in operation.results)
+            for value in operation.operands
+            if value not in self.scored and not isinstance(value.owner, ir.Block) and value in self.known
+        ]
+        if not any(self._takes_a_sum(value) for value in read):
+            return {}
+        return {value: self._workspace(value, self.known[value][1]) for value in dict.fromkeys(read)}
+
+    def _takes_a_sum(self, value) -> bool:
+        if isinstance(value.owner, ir.Block):
+            return False
+        return value.owner.name in ("attn.reduce", "attn.gemm") or any(map(self._takes_a_sum, value.owner.operands))
+
+    def _sum_of(self, number: int):
+        """What a result is cast from, if that is the sum of several CTAs' contributions; else None."""
+        value, result = self.returned[number], self.facts.results[number]
+        while not isinstance(value.owner, ir.Block) and value.owner.name == "attn.cast":
+            value = value.owner.operands[0]
+        if value == self.returned[number] or value not in self.scored:
+            return None
+        dims, axes = self.known[value]
+        return value if self.stationary not in dims or axes != result.axes else None
+
+    def _workspace(self, value, axes) -> TensorFacts:
+        name = getattr(value.owner.location, "name_str", "") or "w"
+        while name in self._names:
+            name += "_sum" if value in self.scored else "_"
+        self._names.add(name)
+        kind = value.type
+        shape = tuple(None if kind.is_dynamic_dim(k) else kind.get_dim_size(k) for k in range(kind.rank))
+        dtype = str(kind.element_type)
+        return TensorFacts(name, _DTYPES.get(dtype, dtype), axes, self.known[value][0], shape, workspace=True)
+
+    def _emit(self, part: _Part, where) -> None:
+        """A copy of the whole function that takes and returns what the part does, without what nothing needs then."""
+        copy = self.function.operation.clone(ip=where)
+        copy.attributes["sym_name"] = ir.StringAttr.get(self.facts.name + part.suffix)
+        block = copy.regions[0].blocks[0]
+        counterpart = dict(zip(self.block.arguments, block.arguments))
+        operations = [op.operation for op in block.operations]
+        for old, new in zip(self.operations, operations):
+            counterpart.update(zip(old.results, new.results))
+        arguments = list(self.facts.args)
+        operations[-1].erase()
+        returned = [counterpart[value] for value, _ in part.returned]
+        for value, tensor in part.cut.items():
+            argument = block.add_argument(value.type, value.owner.location)
+            counterpart[value].replace_all_uses_with(argument)
+            returned = [argument if old == counterpart[value] else old for old in returned]
+            arguments.append(replace(tensor, workspace=False))
+        with ir.InsertionPoint(block), self.operations[-1].location:
+            ir.Operation.create("func.return", operands=returned)
+        _drop_dead(operations[:-1])
+        arguments = _drop_unused(block, arguments)
+        copy.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get([argument.type for argument in block.arguments], [value.type for value in returned])
+        )
+        copy.attributes["arg_attrs"] = ir.ArrayAttr.get([tensor_attributes(t) for t in arguments])
+        copy.attributes["res_attrs"] = ir.ArrayAttr.get([tensor_attributes(t) for _, t in part.returned])
+
+
+def _drop_dead(operations) -> None:
+    for operation in reversed(operations):
+        if not any(list(result.uses) for result in operation.results):
+            operation.erase()
+
+
+def _drop_unused(block, arguments: list) -> list:
+    """Erase arguments that nothing reads; where positions or sizes are read, not the last one that says how large a dimension is."""
+    sizes = {name for t in arguments for name in (*t.axes, *t.dims)} & set(_SIZES) if _reads_positions(block) else set()
+    kept = list(enumerate(arguments))
+    for number, tensor in reversed(list(enumerate(arguments))):
+        rest = [entry for entry in kept if entry[0] != number]
+        unused = not any(True for _ in block.arguments[number].uses) and not tensor.cu_seqlens
+        if unused and sizes <= {name for _, t in rest for name in (*t.axes, *t.dims)}:
+            block.erase_argument(number)
+            kept = rest
+    return [tensor for _, tensor in kept]
+
+
+def _reads_positions(block) -> bool:
+    for op in block.operations:
+        for region in op.operation.regions:
+            inner = region.blocks[0]
+            if any(str(argument.type) == "index" and list(argument.uses) for argument in inner.arguments):
+                return True
+            if any(nested.operation.name == "attn.size" for nested in inner.operations):
+                return True
+        if op.operation.name == "attn.size":
+            return True
+    return False
