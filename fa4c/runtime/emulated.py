@@ -36,6 +36,7 @@ def run(artifact, given: dict[str, torch.Tensor], wanted, **options) -> dict[str
         raise BackendError(error.what, where=error.where, why=error.why, fix=error.fix) from error
     bad = next((r for r in reports if not r.ok), None)
     if bad is not None:
+        name_sources(artifact, bad)
         raise BackendError(
             f"the emulated kernel {bad.entry} has hazards",
             where=artifact.path,
@@ -90,6 +91,36 @@ def run_reported(artifact, given: dict[str, torch.Tensor], wanted, **options) ->
     return {name: tensors[name] for name in wanted}, reports
 
 
+def name_sources(artifact, report) -> None:
+    """Add to each hazard the CuTe-DSL lines and IR ops of its PTX lines, or a note why not. Compiles the artifact's own source again."""
+    from .emulator.source_lines import describe, map_lines
+
+    ptx_name = report.file
+    source_name = ptx_name.removesuffix(".ptx") + ".cute.py"
+    if source_name not in artifact.members:
+        report.notes.append(f"PTX lines only: the artifact holds no {source_name}")
+        return
+    source = artifact.members[source_name].decode()
+    try:
+        import cutlass  # noqa: F401  (the runtime works without the compiler; only this report is better with it)
+
+        from ..lowering.build import build
+    except ImportError as error:
+        report.notes.append(f"PTX lines only: CuTe lines need the compiler ({error})")
+        return
+    try:  # `build` passes the architecture on as an option; this adds one
+        located = build(source, source_name.removesuffix(".cute.py"), f"{artifact.target} --generate-line-info").ptx
+    except Exception as error:  # the hazards matter more than their lines
+        report.notes.append(f"PTX lines only: {source_name} does not compile here: {str(error).splitlines()[0]}")
+        return
+    lines = map_lines(artifact.members[ptx_name].decode(), located, source_name)
+    if lines is None:
+        report.notes.append(f"PTX lines only: {source_name} compiles to other instructions here than the artifact's, with another compiler")
+        return
+    for hazard in report.hazards:
+        hazard.sources = tuple(describe(source, source_name, lines[n]) if n in lines else "" for n in hazard.lines)
+
+
 def _parameters(step: Launch, buffers: dict) -> list:
     from .emulator import TensorMap
 
@@ -124,4 +155,4 @@ def _aligned(t: torch.Tensor | None, n: int) -> bool:
     return n <= 128 and all(s * step % n == 0 for s, size in zip(t.stride(), t.shape) if size > 1 and s != 1)
 
 
-__all__ = ["available", "run", "run_reported"]
+__all__ = ["available", "name_sources", "run", "run_reported"]

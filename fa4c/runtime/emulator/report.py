@@ -14,6 +14,7 @@ class Hazard:
     severity: str = "error"  # error, or warning: what only --strict reports
     count: int = 1
     where: tuple = ()  # source text or .loc of each line
+    sources: tuple = ()  # of each line, what it comes from (source_lines.py), or ""
 
     def text(self, file="<ptx>"):
         """`file:line: severity: class: message`, then each access with its PTX text."""
@@ -24,6 +25,8 @@ class Hazard:
         for i, w in enumerate(self.where):
             agent = f"{self.agents[i]}: " if i < len(self.agents) and self.agents[i] else ""
             out.append(f"note: {'access' if i == 0 else 'earlier'}: line {self.lines[i]}: {agent}{w}")
+            if i < len(self.sources) and self.sources[i]:
+                out.append(f"note: source: {self.sources[i]}")
         return "\n".join(out)
 
     def as_dict(self):
@@ -35,6 +38,7 @@ class Hazard:
             "agents": list(self.agents),
             "count": self.count,
             "where": list(self.where),
+            "sources": list(self.sources),
         }
 
 
