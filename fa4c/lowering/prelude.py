@@ -46,14 +46,17 @@ def tanh_exp2(x):
 ''',
     "exp2_emulated": '''
 def exp2_emulated(x):
-    """2**x on the FMA units: x = n + f, f in [-0.5, 0.5] by rounding, a polynomial in f, n added to the exponent."""
-    x = cute.arch.fmax(x, Float32(-126.0))
+    """2**x on the FMA units: x = n + f, f in [-0.5, 0.5] by rounding, a polynomial in f, n added to the exponent; 0 from -127 down.
+
+    The polynomial is exactly 1 at f = 0: at x = -127 the exponent then comes out as 0 and the result as 0, which masked scores (-inf) need.
+    """
+    x = cute.arch.fmax(x, Float32(-127.0))
     shifted = x + 12582912.0  # 1.5 * 2**23: the low mantissa bits hold n
     f = x - (shifted - 12582912.0)
-    p = f * 0.0095605 + 0.05591704  # least squares of the relative error: at most 2.7e-6
-    p = p * f + 0.24024981
-    p = p * f + 0.69312197
-    p = p * f + 0.9999992
+    p = f * 0.00960053 + 0.05591672  # relative error at most 3.1e-6
+    p = p * f + 0.24023716
+    p = p * f + 0.69312203
+    p = p * f + 1.0
     return (p.bitcast(Int32) + (shifted.bitcast(Int32) << 23)).bitcast(Float32)
 ''',
     "take_tile": '''
