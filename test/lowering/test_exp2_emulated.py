@@ -9,7 +9,7 @@ from fa4c.runtime import execute
 
 
 def test_rows_without_a_key_are_zero():
-    """150 queries, 70 keys, causal from the bottom right: the first 80 rows see nothing. 2**-126 instead of 0 would make them means of V."""
+    """150 queries, 70 keys, causal from the bottom right: the first 80 rows see nothing; 2**-126 would make them means of V."""
     options = {"overrides": (("tile-exp-emulation", "share", "8"),)}
     artifact = compiled.loaded("softcap.mlir", **options)
     source = compiled.kernel("softcap.mlir", **options)[1]["softcap.cute.py"].decode()
