@@ -75,6 +75,7 @@ def _derive(function, wrt: list[str], of: list[str]) -> None:
     for number in outputs:
         result = facts.results[number]
         gradient = _renamed(result, names.new(result.name))
+        primal.at(operations[-1], gradient.name)
         incoming[gradient] = graph.argument(gradient.name, gradient.dims, gradient.axes, _FLOATS[gradient.dtype])
         reverse.seed(number, returned[number], incoming[gradient])
     reverse.run()

@@ -9,6 +9,8 @@ from attn_autograd import CONTEXT, check, expected, function_of, make_inputs, tr
 from attn_program import Program, attention
 
 from fa4c.ir import interpret_attn
+from fa4c.ir.diagnostics import Diagnostic
+from fa4c.passes.registry import run_pipeline
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SMALL = dict(b=2, hq=4, hkv=2, m=5, n=7)
@@ -404,6 +406,26 @@ def test_masked_scores_as_results():
     for shape in SHAPES:
         for of in (["once"], ["twice"], ["once", "twice", "lse"], ["lse", "once"]):
             check(p.text(), shape, of=of, wrt=["q", "k"], tolerance=TIGHT)
+
+
+REFUSED = sorted(EXAMPLES.glob("*.mlir")) + list(VARIANTS)
+
+
+@pytest.mark.parametrize("then", ["", ",attn-transpose-recompute,attn-simplify-mask"])
+@pytest.mark.parametrize("which", REFUSED, ids=lambda which: getattr(which, "stem", which))
+def test_the_tile_level_refuses_with_a_place(which, then):
+    """No backward is lowered yet, and none ends in anything but a diagnostic at a line of the forward."""
+    if isinstance(which, str):
+        p = Program()
+        p.qkv()
+        VARIANTS[which](p)
+        text = p.text()
+    else:
+        text = which.read_text()
+    module, _ = function_of(text, "attn-derive-backward" + then)
+    with pytest.raises(Diagnostic) as refused:
+        run_pipeline(module, "attn-to-tile")
+    assert refused.value.text().startswith("test.mlir:"), refused.value.text()
 
 
 def test_of_two_outputs_one_unused():
