@@ -197,9 +197,6 @@ class Reverse:
 
     def _scales(self, op, number: int) -> bool:
         """Whether a map multiplies its operand `number` by something else."""
-        value = op.inputs[number]
-        if self._dims(value) != self._dims(op.out) or list(op.inputs).count(value) != 1:
-            return False
         elements, expr = self.primal.expression(op)
         return is_linear_in(expr, elements[number])
 

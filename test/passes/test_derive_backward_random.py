@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from attn_autograd import check
+from attn_autograd import CONTEXT, check, function_of
 from attn_program import Program
 
+from fa4c.frontend.to_mlir import to_mlir
 from fa4c.ir.diagnostics import Diagnostic
+from fa4c.ir.semantics import from_function
 
 COUNT = 80
 AXES = ["", "b", "hq", "hkv", "b hq", "b hkv"]
@@ -152,3 +154,33 @@ def test_random_composition(seed):
         except Diagnostic as error:
             assert "has nothing to differentiate" in error.text(), error.text()
     assert tested
+
+
+@pytest.mark.parametrize("then", ["", ",attn-transpose-recompute"])
+@pytest.mark.parametrize("name", ["plain", "softcap", "column"])
+def test_the_backward_of_a_backward(name, then):
+    """A derived function is an attn function: the same pass derives it, with O, LSE and dO as arguments like any other."""
+    p = Program()
+    p.qkv()
+    p.arg("column", "b hkv", "n", "f32")
+    s = p.scaled(p.scores())
+    if name == "softcap":
+        s = p.map([s], lambda e, x: e.op("mul", e.op("tanh", x), e.const(3.0, "f32")))
+    if name == "column":
+        s = p.map([s, "column"], lambda e, x, y: e.op("add", x, y))
+    P, lse = p.softmax(p.causal(s))
+    p.result("o", p.output(P), cast=True)
+    p.result("lse", lse)
+    wrt = ["q", "k", "v"] + (["column"] if name == "column" else [])
+    module, function = function_of(p.text(), f"attn-derive-backward{{wrt={','.join(wrt)} of=o,lse}}{then}")
+    with CONTEXT:
+        text = to_mlir(renamed(from_function(function), {"do": "go", "dlse": "glse"} | {f"d{name}": f"g{name}" for name in wrt}))
+    for sizes in (dict(b=2, hq=4, hkv=2, m=3, n=5), dict(b=1, hq=2, hkv=2, m=5, n=5)):
+        check(text, sizes, wrt=["q", "k", "v", "o", "lse", "go"], tolerance=1e-9)
+
+
+def renamed(tree, names: dict):
+    """The tree with tensors called otherwise, so that no gradient needs a name that is taken."""
+    if isinstance(tree, dict):
+        return {key: renamed(value, names) for key, value in tree.items()}
+    return [renamed(part, names) for part in tree] if isinstance(tree, list) else names.get(tree, tree) if isinstance(tree, str) else tree
