@@ -147,3 +147,17 @@ S: mov.u32 %r6, 1; setp.ne.u32 %p2, %r0, 0; @%p2 bra E; st.release.gpu.global.u3
     assert main(args) == 0
     assert main([*args, "--resident", "1"]) == 1
     assert "co-residency" in capsys.readouterr().out
+
+
+def test_processes(tmp_path, capsys):
+    """The flag reaches the launch: atomics make it fall back, with a note."""
+    (tmp_path / "k.ptx").write_text(ptx("ld.param.u64 %rd0, [n]; red.global.add.u32 [%rd0], 1;", [".u64 n"]))
+    buffers = {"n": {"dtype": "u32", "shape": [1]}}
+    (tmp_path / "l.json").write_text(
+        json.dumps({"grid": [2], "block": [32], "buffers": buffers, "params": [{"kind": "pointer", "buffer": "n"}]})
+    )
+    args = [str(tmp_path / "k.ptx"), "--launch", str(tmp_path / "l.json")]
+    assert main(args) == 0 and "one process" not in capsys.readouterr().out
+    assert main([*args, "--processes", "2"]) == 0
+    assert "ran in one process: atomics on global memory" in capsys.readouterr().out
+    assert main([*args, "--processes", "0"]) == 1
