@@ -1,6 +1,7 @@
 """attn-derive-backward against torch.autograd in float64: every rule, the variants of attention, and the counts that make it fast."""
 
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -320,6 +321,14 @@ def transposed_gemms(p: Program):
     p.result("both", p.gemm("v", p.cast(p.map([p.scores()], lambda e, x: e.op("sigmoid", x))), ta=True, tb=True))
 
 
+def probabilities_on_the_right(p: Program):
+    """W @ P contracts the queries: its rows say nothing of the row sums of P * dP."""
+    p.arg("w", "b hq", "dv m")
+    P, lse = p.softmax(p.causal(p.scaled(p.scores())))
+    p.result("o", p.gemm("w", p.cast(P)), cast=True)
+    p.result("lse", lse)
+
+
 def scores_returned(p: Program):
     P, lse = p.softmax(p.causal(p.scaled(p.scores())))
     p.result("p", P)
@@ -348,7 +357,7 @@ def two_masks_one_mapped(p: Program):
 VARIANTS = [
     sigmoid_attention, retention, differential, differential_outputs, keys_as_values, identity, squared_after_softmax, dropout, gated,
     distances, normalised, column_statistics, to_a_scalar, self_scores, transposed_gemms, scores_returned, f32_results, lse_of_the_lse,
-    two_masks_one_mapped,
+    two_masks_one_mapped, probabilities_on_the_right,
 ]  # fmt: skip
 VARIANTS = {f.__name__: f for f in VARIANTS}
 FIVE = "sigmoid_attention retention keys_as_values identity squared_after_softmax dropout gated distances f32_results"
@@ -406,6 +415,19 @@ def test_masked_scores_as_results():
     for shape in SHAPES:
         for of in (["once"], ["twice"], ["once", "twice", "lse"], ["lse", "once"]):
             check(p.text(), shape, of=of, wrt=["q", "k"], tolerance=TIGHT)
+
+
+@pytest.mark.parametrize(
+    "name", ["f32_results", "dropout", "keys_as_values", "gated", "lse_of_the_lse", "squared_after_softmax", "differential"]
+)
+def test_where_delta_comes_from(name):
+    """From stored outputs, by rows of the head dim, if P went into them times a factor at most; else from P * dP, by rows of keys."""
+    p = Program()
+    p.qkv()
+    VARIANTS[name](p)
+    module, _ = function_of(p.text(), "attn-derive-backward{of=o}")
+    over_keys = re.search(r'"attn.reduce".* : \(tensor<\?x\?xf32>\)', str(module)) is not None
+    assert over_keys == (name in ("lse_of_the_lse", "squared_after_softmax", "differential"))
 
 
 REFUSED = sorted(EXAMPLES.glob("*.mlir")) + list(VARIANTS)
