@@ -68,8 +68,8 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
     """Runs on the host: computes grids from sizes and launches kernels. `tensors` names the region's arguments.
 
     Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in
-    memory order. `semantics` is the
-    variant's expression tree as JSON text (design.md section 5), absent for programs that are not attention.
+    memory order. `semantics` is the variant's expression tree as JSON text (design.md section 5), absent for programs that are not
+    attention.
     """
 
     sym_name: ir.StringAttr
@@ -300,9 +300,8 @@ class MapOp(Scheduled, name="map"):
     """out[i, j] = body(x0[i, j], ..., row i, column j): one scalar program an element.
 
     Row vectors are spread over columns. Scalars and captured tensors of the surrounding program may be used. With `cond`, elements (all,
-    for an i1;
-    rows, for a row vector of i1 that is equal over each warp's rows, see `vote_any`) where it is false keep the value of the first input.
-    Inputs and result may lie in tensor memory: they are copied from there to registers, or from registers to there.
+    for an i1; rows, for a row vector of i1 that is equal over each warp's rows, see `vote_any`) where it is false keep the value of the
+    first input. Inputs and result may lie in tensor memory: they are copied from there to registers, or from registers to there.
     """
 
     inputs: Sequence[ext.Operand[Any]]
@@ -358,8 +357,7 @@ class ReduceOp(Scheduled, name="reduce"):
     """out[i] = kind(init[i], x[i, 0], x[i, 1], ...).
 
     A result of 4 columns is a partial reduction: column c takes the columns j with j // 2 % 4 == c, which is what one lane of a quad
-    holds; a
-    reduction of those 4 columns completes it.
+    holds; a reduction of those 4 columns completes it.
     """
 
     x: ext.Operand[Any]

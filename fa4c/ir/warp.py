@@ -1,9 +1,9 @@
 """The `warp` dialect: who does what, when, and what it waits for.
 
-A `warp.kernel` is imperative. Register fragments and shared-memory buffers are storage that operations write into, so that each line is one
-line (or loop) of CuTe-DSL. A fragment's type is the tile of the whole CTA; the compute warpgroups hold 64 consecutive rows each, in the
-layout of
-a wgmma accumulator (PTX ISA, wgmma register fragments). Scalars stay SSA: `arith` on index, `scf.for` and `scf.if` for control.
+A `warp.kernel` is imperative. Register fragments and shared-memory buffers are storage that operations write into, so that each line is
+one line (or loop) of CuTe-DSL. A fragment's type is the tile of the whole CTA; the compute warpgroups hold 64 consecutive rows each, in
+the layout of a wgmma accumulator (PTX ISA, wgmma register fragments). Scalars stay SSA: `arith` on index, `scf.for` and `scf.if` for
+control.
 
 Top level of a kernel: tensor maps, buffers, pipelines, `init_barriers`, then one `warp.role` for each group of warps.
 """

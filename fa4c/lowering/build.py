@@ -1,8 +1,7 @@
 """CuTe-DSL source -> PTX and cubin, on a machine with no GPU.
 
 Source: the project's sheet "CuTe DSL as a code generator's target", section 2. The DSL is not thread-safe, and reads the kernel's text
-through `inspect`, so the
-source goes to a real file in a temporary directory, under one process-wide lock.
+through `inspect`, so the source goes to a real file in a temporary directory, under one process-wide lock.
 """
 
 from __future__ import annotations

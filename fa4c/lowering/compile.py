@@ -35,8 +35,7 @@ def compile_text(
     bytes).
 
     `pipeline` replaces the standard passes; `disabled`, `overrides`, `print_after`, `timing` as in `run_pipeline`. Raises Diagnostic (the
-    user's
-    mistake) or ir.MLIRError (text that does not parse or verify).
+    user's mistake) or ir.MLIRError (text that does not parse or verify).
     """
     with new_context() as context, ir.Location.unknown():
         module = parse_module(text, filename, context)

@@ -1,9 +1,8 @@
 """One `warp.kernel` as one readable, standalone CuTe-DSL file. One rule for each operation; nothing is decided here.
 
 Rules for the generated text (facts: the project's sheet "CuTe DSL as a code generator's target", section 3): a role is one branch of a
-single if/elif on
-the warp index; rolled loops say `unroll=1`; fragments are flat and indexed by trace-time constants only, so they stay in registers;
-slot and phase are plain Int32 variables.
+single if/elif on the warp index; rolled loops say `unroll=1`; fragments are flat and indexed by trace-time constants only, so they stay
+in registers; slot and phase are plain Int32 variables.
 
 Thread coordinates (PTX ISA, wgmma accumulator): element r of a thread lies in row `row0 + 8 * (r // 2 % 2)` and column
 `col0 + 8 * (r // 4) + r % 2`; of a row vector or a rows x 4 tile it holds 2, rows `row0` and `row0 + 8`.

@@ -1,8 +1,7 @@
 """The parameters of a kernel, in order: as Python annotations, as fake arguments for compiling, as entries of the manifest.
 
 ABI (the project's sheet "CuTe DSL as a code generator's target", section 4): a TMA descriptor is one 128-byte `GridConstant[TensorMap]`,
-an address an `Int64`,
-sizes `Int32`, strides `Int64` in elements. What the kernel does not use it does not take.
+an address an `Int64`, sizes `Int32`, strides `Int64` in elements. What the kernel does not use it does not take.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The abstract machine of `warp-check`: roles as agents, stepped side by side over an abstract state, without data.
 
 An agent is a producer warp or one compute warpgroup. Scalars are evaluated for sampled sizes; every operation either changes the state,
-blocks, or
-is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals and bytes are in; a wait for parity p returns once the phase
-of that parity
-has completed; wgmma is in flight until a wait_group retires it, and a wgmma.fence orders it behind other accesses to its registers;
-writes of threads
-reach the async proxy by a fence and a barrier; shared memory must stay until the TMA stores that read it are done.
+blocks, or is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals and bytes are in; a wait for parity p returns once
+the phase of that parity has completed; wgmma is in flight until a wait_group retires it, and a wgmma.fence orders it behind other
+accesses to its registers; writes of threads reach the async proxy by a fence and a barrier; shared memory must stay until the TMA stores
+that read it are done.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Check a kernel's roles against each other: nothing is used before it is ready or overwritten before it was read, and nobody waits
-forever.
+"""Check a kernel's roles against each other: nothing is used too early or overwritten too soon, and nobody waits forever.
 
 First the static facts: byte ranges, register budgets, warps, byte counts, barrier ids. Then the control flow of all roles is run side by
-side, without
-data, for sizes that give loops of 0 to several iterations, on an abstract machine (`protocol.py`) that knows pipes, MMAs in flight, named
-barriers
-and the async proxy. A finding is a located error that names the operation and the reason.
+side, without data, for sizes that give loops of 0 to several iterations, on an abstract machine (`protocol.py`) that knows pipes, MMAs in
+flight, named barriers and the async proxy. A finding is a located error that names the operation and the reason.
 
 Without a wait:  'warp.wgmma' reads a slot of its buffer that was not waited for
 """

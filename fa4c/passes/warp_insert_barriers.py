@@ -245,10 +245,8 @@ class _Consumer:
         """A body that may not run: what it waited for may still be in flight after it.
 
         ptxas moves a wait up to the start of its basic block (seen in SASS). Where elementwise work is meant to run under the MMA, the
-        wait stands inside of the
-        branch, after that work's block; before the branch it would rise above the work. Elsewhere it stands before the branch: a wait in
-        a branch for an
-        MMA that was just issued makes ptxas serialise all MMAs (C7514).
+        wait stands inside of the branch, after that work's block; before the branch it would rise above the work. Elsewhere it stands
+        before the branch: a wait in a branch for an MMA that was just issued makes ptxas serialise all MMAs (C7514).
         """
         if space_of(op.cond.type) == "reg":
             self._touch(op, reads={op.cond}, writes=set())

@@ -1,8 +1,7 @@
 """Let compute warpgroups take turns at issuing MMAs (FlashAttention-3, Shah et al. 2024, section 3.1).
 
 Left alone, all warpgroups wait for the tensor cores together and then compute softmax together. With turns, one issues its MMAs while
-another does
-elementwise work. Only loops that do both get turns: around the MMAs that open an iteration.
+another does elementwise work. Only loops that do both get turns: around the MMAs that open an iteration.
 
 Before:  scf.for { warp.wgmma S; warp.wgmma O; warp.map ... }
 After:   warp.turn_init; scf.for { warp.turn_take; warp.wgmma S; warp.wgmma O; warp.turn_give; warp.map ... }

@@ -1,10 +1,9 @@
 """Assign the operations of a CTA's program to roles: a TMA producer warp and compute warpgroups of 64 rows each.
 
-Loads go to the role `load`, all else to `compute`; each role gets its own copy of the loops, software-pipelined as `stage` and `order` say
-(prologue, steady state, epilogue), and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets, fragments
-in
-registers. The roles run at their own pace: one warp that only issues copies hides their latency behind all compute, and can give
-its registers away. What they wait for is left to `warp-insert-barriers`.
+Loads go to the role `load`, all else to `compute`; each role gets its own copy of the loops, software-pipelined as `stage` and `order`
+say (prologue, steady state, epilogue), and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets,
+fragments in registers. The roles run at their own pace: one warp that only issues copies hides their latency behind all compute, and can
+give its registers away. What they wait for is left to `warp-insert-barriers`.
 
 Before:  scf.for { %k = tile.load ...; %s = tile.mma %q, %k ... }
 After:   warp.role @load { scf.for { warp.tma_load ... } }   warp.role @compute { scf.for { warp.wgmma ... } }
