@@ -135,7 +135,7 @@ def walk(operation) -> Iterator:
 
 def edits(module) -> Iterator[Edit]:
     for number, op in enumerate(walk(module.operation)):
-        dead = "dead scalar" if _is_scalar(op) and not any(True for result in op.results for _ in result.uses) else ""
+        dead = "dead scalar" if _is_dead(op) else ""
         yield Edit(number, "delete", op.name, "", _delete, dead)
         neighbour = _next(op)
         if neighbour is not None and not _depends(neighbour, op):
@@ -176,9 +176,15 @@ def _why_apart(a, b) -> str:
 
 
 def _in_tile_program(op) -> bool:
+    op = op.parent.operation
     while op.name not in ("tile.kernel", "tile.map", "builtin.module"):
         op = op.parent.operation
     return op.name == "tile.kernel"
+
+
+def _is_dead(op) -> bool:
+    """A scalar that nothing uses, or only other dead ones."""
+    return _is_scalar(op) and all(_is_dead(use.owner.operation) for result in op.results for use in result.uses)
 
 
 def _is_scalar(op) -> bool:
