@@ -430,6 +430,43 @@ def test_where_delta_comes_from(name):
     assert over_keys == (name in ("lse_of_the_lse", "squared_after_softmax", "differential"))
 
 
+def test_two_masks_in_a_row():
+    """The second keeps what the first masks, and its result is given away with a gradient for all."""
+    p = Program()
+    p.qkv()
+    near = p.mask(p.causal(p.scores()), lambda e, i, j: e.op("ge", j, e.op("sub", i, e.const(2, "index"))))
+    p.result("o", near)
+    for shape in SHAPES:
+        check(p.text(), shape, wrt=["q", "k"], tolerance=TIGHT)
+
+
+@pytest.mark.parametrize("dim", [None, 0])
+def test_equal_maxima_share(dim):
+    """Keys and queries that occur twice: as in torch, each of the largest gets its part."""
+    p = Program()
+    p.qkv()
+    p.result("top", p.reduce(p.scores(), "max", dim))
+    inputs = make_inputs(tree_of(p.text()), SMALL)
+    inputs["k"][:, 3:6], inputs["q"][:, 2:4] = inputs["k"][:, :3].clone(), inputs["q"][:, :2].clone()
+    check(p.text(), SMALL, inputs=inputs, wrt=["q", "k"], tolerance=TIGHT)
+
+
+@pytest.mark.parametrize(
+    "score, name, maps",
+    [
+        (lambda e, x: e.op("mul", e.op("tanh", x), e.const(3.0, "f32")), "math.tanh", 1),  # 1 - y * y wants nothing but the tanh
+        (lambda e, x: e.op("exp", e.op("mul", x, x)), "math.exp", 2),  # the score is needed beside exp(x * x)
+        (lambda e, x: e.op("mul", x, e.op("sigmoid", x)), "math.exp", 2),
+    ],
+)
+def test_costly_parts_are_computed_once_where_they_replace_the_score(score, name, maps):
+    p = Program()
+    p.qkv()
+    p.result("o", p.output(p.map([p.scores()], score)), cast=True)
+    text = check(p.text(), SMALL)
+    assert len([line for line in text.split('"attn.map"') if name in line]) == maps
+
+
 REFUSED = sorted(EXAMPLES.glob("*.mlir")) + list(VARIANTS)
 
 
