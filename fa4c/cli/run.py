@@ -193,6 +193,7 @@ def _execute(args, artifact, semantics, inputs):
     from ..runtime import execute
 
     progress("running")
+    _offer_the_compiler()
     if artifact is None:
         return "reference", execute.run_reference(semantics, inputs, [result["name"] for result in semantics["results"]])
     backend = execute.choose_backend(args.backend, next(iter(inputs.values())).device)
@@ -205,6 +206,18 @@ def _execute(args, artifact, semantics, inputs):
 
     wanted = execute.wanted_outputs(artifact, None, None)
     return backend, emulated.run(artifact, inputs, wanted, schedule=args.schedule or "random", seed=args.schedule_seed or 0)
+
+
+def _offer_the_compiler() -> None:
+    """So that the emulator's reports can name lines of the kernel's source."""
+    from ..runtime import emulated
+
+    def rebuild(source: str, name: str, target: str) -> str:
+        from ..lowering.build import build
+
+        return build(source, name, target, line_info=True).ptx
+
+    emulated.rebuild = rebuild
 
 
 def _check(args, semantics, inputs, outputs):

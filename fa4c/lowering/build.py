@@ -27,8 +27,11 @@ class Binary:
     dsl_version: str
 
 
-def build(source: str, name: str, arch: str) -> Binary:
-    """Compile an emitted file's `host` for `arch` ("sm_90a"). Raises Diagnostic if cutlass-dsl is missing or refuses the code."""
+def build(source: str, name: str, arch: str, *, line_info: bool = False) -> Binary:
+    """Compile an emitted file's `host` for `arch` ("sm_90a"); `line_info` puts the lines of the source into the PTX.
+
+    Raises Diagnostic if cutlass-dsl is missing or refuses the code.
+    """
     try:
         with COMPILE_LOCK:
             import cutlass
@@ -51,7 +54,7 @@ def build(source: str, name: str, arch: str) -> Binary:
                 compiled = cute.compile(
                     module.host,
                     *module.fake_args(make_fake_compact_tensor, make_fake_stream),
-                    options=f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}",
+                    options=f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}" + " --generate-line-info" * line_info,
                 )
         finally:
             sys.modules.pop(module.__name__, None)

@@ -199,12 +199,12 @@ class _Static:
                 ("pipe", op.state.owner.opview.pipe, first.state.owner.opview.pipe),
             ):
                 if mine != its:
-                    raise op_diagnostic(op, f"has another {what} than the walk of another role", why="all roles walk through the same tiles")
+                    raise op_diagnostic(op, f"has another {what} than another role's walk", why="all roles walk through the same tiles")
         for op in walks:
             made = op.state.owner.opview.pipe.owner.opview
             if made.tx_bytes.value:
                 raise op_diagnostic(
-                    made, f"counts {made.tx_bytes.value} bytes, but passes on a tile's number", why="no copy brings it", fix="set tx_bytes to 0"
+                    made, f"counts {made.tx_bytes.value} bytes for a tile's number", why="no copy brings it", fix="set tx_bytes to 0"
                 )
 
     def _shared_memory(self) -> None:

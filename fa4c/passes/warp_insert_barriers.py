@@ -1,13 +1,10 @@
 """Pipelines, barriers, fences and waits, from what the roles read and write.
 
 - A buffer that one role fills by TMA and another reads gets a pipeline: full mbarriers that count bytes and, if slots are reused, empty
-  ones that
-  count reading warps. Loads acquire, arm and advance; readers wait before the first read of a slot and release it once the last MMA that
-  reads
-  it has completed.
+  ones that count reading warps. Loads acquire, arm and advance; readers wait before the first read of a slot and release it once the last
+  MMA that reads it has completed.
 - An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or
-  leaves the
-  loop waits for it, and for no more than that (`pending`).
+  leaves the loop waits for it, and for no more than that (`pending`).
 - Shared memory written by threads and read by a TMA store gets the proxy fence and a barrier of the warpgroup; a buffer that lies over
   another one gets a barrier of all readers first.
 

@@ -6,6 +6,8 @@ from the same plan. Hazards that it reports (races, missing waits, bad addresses
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from . import counters, tensor_map
@@ -91,6 +93,10 @@ def run_reported(artifact, given: dict[str, torch.Tensor], wanted, **options) ->
     return {name: tensors[name] for name in wanted}, reports
 
 
+# (source, name, target) -> PTX with line information. Who has the compiler sets it; the runtime works without, and knows none.
+rebuild: Callable[[str, str, str], str] | None = None
+
+
 def name_sources(artifact, report) -> None:
     """Add to each hazard the CuTe-DSL lines and IR ops of its PTX lines, or a note why not. Compiles the artifact's own source again."""
     from .emulator.source_lines import describe, map_lines
@@ -101,15 +107,11 @@ def name_sources(artifact, report) -> None:
         report.notes.append(f"PTX lines only: the artifact holds no {source_name}")
         return
     source = artifact.members[source_name].decode()
-    try:
-        import cutlass  # noqa: F401  (the runtime works without the compiler; only this report is better with it)
-
-        from ..lowering.build import build
-    except ImportError as error:
-        report.notes.append(f"PTX lines only: CuTe lines need the compiler ({error})")
+    if rebuild is None:
+        report.notes.append("PTX lines only: CuTe lines need the compiler, as in `fa4c run`")
         return
-    try:  # `build` passes the architecture on as an option; this adds one
-        located = build(source, source_name.removesuffix(".cute.py"), f"{artifact.target} --generate-line-info").ptx
+    try:
+        located = rebuild(source, source_name.removesuffix(".cute.py"), artifact.target)
     except Exception as error:  # the hazards matter more than their lines
         report.notes.append(f"PTX lines only: {source_name} does not compile here: {str(error).splitlines()[0]}")
         return

@@ -1,7 +1,6 @@
 """Reports on our own kernels name the CuTe-DSL line and the IR op."""
 
 import pathlib
-import sys
 import types
 
 import pytest
@@ -88,7 +87,7 @@ def test_text_of_a_source_line():
     assert describe(SOURCE, "k.cute.py", 10) == "k.cute.py:10: x = y  (warp.map, a.mlir:3:3)"
 
 
-def test_without_the_compiler_the_report_says_why(monkeypatch):
+def test_without_the_compiler_the_report_says_why():
     pytest.importorskip("torch")
     from fa4c.runtime.emulated import name_sources
 
@@ -99,27 +98,24 @@ def test_without_the_compiler_the_report_says_why(monkeypatch):
         return report.notes[0]
 
     assert notes({"k.ptx": PTX.encode()}) == "PTX lines only: the artifact holds no k.cute.py"
-    monkeypatch.setitem(sys.modules, "cutlass", None)
     assert "PTX lines only: CuTe lines need the compiler" in notes({"k.ptx": PTX.encode(), "k.cute.py": SOURCE.encode()})
 
 
 def test_another_compiler_gives_a_note(monkeypatch):
     pytest.importorskip("torch")
-    build = pytest.importorskip("fa4c.lowering.build")
-    from fa4c.runtime.emulated import name_sources
+    from fa4c.runtime import emulated
 
-    monkeypatch.setitem(sys.modules, "cutlass", types.ModuleType("cutlass"))
     artifact = types.SimpleNamespace(members={"k.ptx": PTX.encode(), "k.cute.py": SOURCE.encode()}, target="sm_90a")
     for text, expected in ((LOCATED.replace("tid.x", "tid.y"), "other instructions"), (None, "does not compile here: no")):
 
-        def fake(source, name, arch, text=text):
+        def fake(source, name, target, text=text):
             if text is None:
                 raise RuntimeError("no\nmore")
-            return types.SimpleNamespace(ptx=text)
+            return text
 
-        monkeypatch.setattr(build, "build", fake)
+        monkeypatch.setattr(emulated, "rebuild", fake)
         report = Report("k.ptx", "k", [Hazard("race", "m", (6,))])
-        name_sources(artifact, report)
+        emulated.name_sources(artifact, report)
         assert expected in report.notes[0] and not report.hazards[0].sources
 
 
@@ -143,6 +139,7 @@ def test_dropped_wait_in_the_emitted_source(tmp_path, monkeypatch):
     binary = build(source, stem, "sm_90a")
     wrong = artifact.build(right.manifest, {**right.members, name: source, f"{stem}.ptx": binary.ptx, f"{stem}.cubin": binary.cubin})
     given = inputs.make_inputs(wrong.semantics, dict(b=1, hq=1, hkv=1, m=64, n=64))
+    monkeypatch.setattr(emulated, "rebuild", lambda source, name, target: build(source, name, target, line_info=True).ptx)
     with pytest.raises(BackendError) as caught:
         emulated.run(wrong, given, ("o",))
     first = caught.value.why.split("\n")
