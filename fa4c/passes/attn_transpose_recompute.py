@@ -11,7 +11,8 @@ After:   %s = "attn.gemm"(%k, %q) {transpose_b = true}    %p = "attn.map"(%s, %l
          %dv = "attn.gemm"(%p, %do)                        %dq = "attn.gemm"(%ds, %k) {transpose_a = true}
 
 Values that share elementwise work are transposed together or not at all. A softmax, an argument or a result over m x n keeps its
-orientation and that of all it shares work with. A band mask becomes a mask again: `attn-simplify-mask` comes after this pass and bounds it anew.
+orientation and that of all it shares work with. A band mask becomes a mask again: `attn-simplify-mask` comes after this pass and bounds
+it anew.
 """
 
 from ..ir.attn import MaskOp

@@ -372,11 +372,11 @@ WALK_FAULTS = [
     ),
     Fault("the number lies in a buffer", lambda o: [set_number(w, "word", 4096) for w in o.all("walk")], "which overlap 1024 to 33792"),
     Fault("the number lies nowhere", lambda o: [set_number(w, "word", 1 << 20) for w in o.all("walk")], "but the kernel has"),
-    Fault("two numbers", lambda o: set_number(o.all("walk")[0], "word", 512), "has another word than the walk of another role"),
+    Fault("two numbers", lambda o: set_number(o.all("walk")[0], "word", 512), "has another word than another role's walk"),
     Fault(
         "bytes for the number",
         lambda o: set_number(o.all("pipeline")[-1], "tx_bytes", 16),
-        "counts 16 bytes, but passes on a tile's number",
+        "counts 16 bytes for a tile's number",
     ),
     Fault("one reader too few", lambda o: set_number(o.all("pipeline")[-1], "arrivals", 9), "waits forever"),
     Fault("the taker starts in the wrong phase", lambda o: turn_phase(phase_of(o.all("walk", role="load")[0])), "waits forever"),
