@@ -5,7 +5,7 @@ rows' dimension of one operand and the columns' of the other; a value varies ove
 batch or head index or a captured tensor with that axis.
 """
 
-from .attn import REGION_OPS, reduced_dim, stray_attribute
+from .attn_checks import REGION_OPS, reduced_dim, stray_attribute
 from .attn_signature import FunctionFacts
 from .diagnostics import op_diagnostic
 from .mlir import ir

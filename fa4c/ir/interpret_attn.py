@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from . import scalar
-from .attn import reduced_dim
+from .attn_checks import reduced_dim
 from .attn_dims import infer_dims
 from .attn_signature import FunctionFacts, TensorFacts, attn_functions, function_facts, memory_order, verify_function
 from .diagnostics import Diagnostic, op_diagnostic

@@ -13,7 +13,7 @@ Index arithmetic is upstream `arith`, loops are `scf.for`; both may stand anywhe
 from collections.abc import Sequence
 from typing import Any
 
-from .attn import stray_attribute
+from .attn_checks import stray_attribute
 from .base import OptionalAttr, make_operation_base, optional
 from .diagnostics import nearest, op_error
 from .mlir import ext, ir
