@@ -3,6 +3,8 @@
 Every function takes and returns NumPy arrays (or NumPy scalars) and never changes its arguments: registers share arrays.
 """
 
+import math
+
 import numpy as np
 
 U1, U2, U4, U8 = np.dtype("u1"), np.dtype("u2"), np.dtype("u4"), np.dtype("u8")
@@ -59,7 +61,7 @@ def halves(u4):
 def cvt16x2(a, b, fmt, mode="rn", relu=False, satfinite=False):
     """cvt.{rn,rz}.{bf16x2,f16x2}.f32 d, a, b: a is the high half."""
     if relu:
-        a, b = where(a > 0, a, np.float32(0)), where(b > 0, b, np.float32(0))
+        a, b = where(a <= 0, np.float32(0), a), where(b <= 0, np.float32(0), b)  # a NaN stays one
     conv = f32_to_bf16 if fmt == "bf16x2" else f32_to_f16
     return pack16(conv(a, mode), conv(b, mode))
 
@@ -77,6 +79,60 @@ def map16s(fn, fmt, *regs):
     """The same for one 16-bit value a register."""
     load, store = (bf16_to_f32, f32_to_bf16) if fmt.startswith("bf16") else (f16_to_f32, f32_to_f16)
     return store(np.asarray(fn(*(load(r) for r in regs)), F4)).astype(U2)
+
+
+def fma16x2(fmt, relu, *words):
+    """fma.rn{.relu}.{f16x2,bf16x2}: each half rounded once."""
+    (al, ah), (bl, bh), (cl, ch) = (halves(w) for w in words)
+    return pack16(fma16(fmt, relu, ah, bh, ch), fma16(fmt, relu, al, bl, cl))
+
+
+def fma16(fmt, relu, a, b, c):
+    """fma.rn{.relu}.{f16,bf16} on uint16 bits, to bits in a uint32: exact up to the one rounding at the end."""
+    load = bf16_to_f32 if fmt.startswith("bf16") else f16_to_f32
+    a, b, c = (load(v).astype(F8) for v in (a, b, c))
+    s = np.asarray(_round_odd(a * b, c))
+    if load is bf16_to_f32:
+        r = f32_to_bf16(_to_f32_odd(s))
+    else:
+        r = where(s != s, np.uint32(0x7FFF), s.astype(F2).view(U2).astype(U4))
+    return where(r & np.uint32(0x8000) != 0, np.uint32(0), r) if relu else r
+
+
+def _to_f32_odd(s):
+    """float64 to float32 rounded to odd, so that a later rounding to 16 bits is the correct one."""
+    r = s.astype(F4)
+    r8, u = r.astype(F8), r.view(U4)
+    u = where(np.abs(r8) > np.abs(s), u - np.uint32(1), u)
+    return where(r8 != s, u | np.uint32(1), u).view(F4)
+
+
+def fmax(a, b):
+    """max.{f32,f64} and of widened 16-bit values: the number beside a NaN, +0 of two zeros with different signs."""
+    return _max_zero(np.fmax(a, b), a, b)
+
+
+def maximum(a, b):
+    """max.NaN."""
+    return _max_zero(np.maximum(a, b), a, b)
+
+
+def fmin(a, b):
+    """min.{f32,f64} and of widened 16-bit values: the number beside a NaN, -0 of two zeros with different signs."""
+    return _min_zero(np.fmin(a, b), a, b)
+
+
+def minimum(a, b):
+    """min.NaN."""
+    return _min_zero(np.minimum(a, b), a, b)
+
+
+def _max_zero(r, a, b):
+    return r if r.all() else where((a == 0) & (b == 0), a + b, r)
+
+
+def _min_zero(r, a, b):
+    return r if r.all() else where((a == 0) & (b == 0), -(-a - b), r)
 
 
 # --- float32 ----------------------------------------------------------------------------------------------------
@@ -122,18 +178,27 @@ def _round_odd(a, b):
 
 def fma32_directed(a, b, c, mode):
     """fma.{rm,rp,rz}.f32."""
-    return _directed(*_two_sum(a.astype(F8) * b.astype(F8), np.asarray(c, F4).astype(F8)), mode)
+    return _sum_directed(a.astype(F8) * b.astype(F8), np.asarray(c, F4).astype(F8), mode)
 
 
 def add32_directed(a, b, mode):
     """add.{rm,rp,rz}.f32."""
-    return _directed(*_two_sum(np.asarray(a, F4).astype(F8), np.asarray(b, F4).astype(F8)), mode)
+    return _sum_directed(np.asarray(a, F4).astype(F8), np.asarray(b, F4).astype(F8), mode)
 
 
 def mul32_directed(a, b, mode):
     """mul.{rm,rp,rz}.f32."""
     p = a.astype(F8) * b.astype(F8)
     return _directed(p, np.zeros_like(p), mode)
+
+
+def _sum_directed(a, b, mode):
+    s, e = _two_sum(a, b)
+    r = _directed(s, e, mode)
+    if mode != "rm":
+        return r
+    # An exact zero is -0, but for the sum of two +0.
+    return where((s == 0) & (np.signbit(a) | np.signbit(b)), np.float32(-0.0), r)
 
 
 def _directed(s, e, mode):
@@ -149,12 +214,49 @@ def _directed(s, e, mode):
     return where(up & np.isfinite(s), np.nextafter(r, np.float32(np.inf)), r)
 
 
-def fma64(a, b, c):
-    """fma.rn.f64; the product is rounded once through 80-bit arithmetic where the host has it."""
-    x = np.longdouble
-    return (a.astype(x) * b.astype(x) + c.astype(x)).astype(F8)
+# --- float64 ----------------------------------------------------------------------------------------------------
+def fma64(a, b, c, mode="rn"):
+    """fma.{rn,rm,rp,rz}.f64, exact in Python integers up to the one rounding."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    return np.array([_fma64_one(*v, mode) for v in zip(a.tolist(), b.tolist(), c.tolist())], F8)
 
 
+def add64_directed(a, b, mode):
+    """add.{rm,rp,rz}.f64."""
+    return fma64(a, np.float64(1), b, mode)
+
+
+def mul64_directed(a, b, mode):
+    """mul.{rm,rp,rz}.f64."""
+    return fma64(a, b, where(np.signbit(a) != np.signbit(b), -0.0, 0.0), mode)
+
+
+def _fma64_one(a, b, c, mode):
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return a * b + c
+    if not math.isfinite(c):
+        return c
+    (an, ad), (bn, bd), (cn, cd) = (v.as_integer_ratio() for v in (a, b, c))
+    n, d = an * bn * cd + cn * ad * bd, ad * bd * cd
+    if n == 0:
+        negative = math.copysign(1, a) * math.copysign(1, b) < 0, math.copysign(1, c) < 0
+        return -0.0 if all(negative) or (mode == "rm" and any(negative)) else 0.0
+    try:
+        r = n / d
+    except OverflowError:
+        r = math.inf if n > 0 else -math.inf
+    if mode == "rn":
+        return r
+    rn, rd = r.as_integer_ratio() if math.isfinite(r) else ((1 if n > 0 else -1) << 2200, 1)
+    side = rn * d - n * rd  # of the rounded from the exact value
+    if side > 0 and (mode == "rm" or (mode == "rz" and n > 0)):
+        return math.nextafter(r, -math.inf)
+    if side < 0 and (mode == "rp" or (mode == "rz" and n < 0)):
+        return math.nextafter(r, math.inf)
+    return r
+
+
+# --- approximations ---------------------------------------------------------------------------------------------
 def ex2(f):
     """2**x in float32 (approximation error of the host below that documented for ex2.approx: 2 ulp)."""
     return np.exp2(f.astype(F8)).astype(F4)
