@@ -44,7 +44,7 @@ class BlockCompiler(Blocks):
             expr = f"{a} {symbol} {b}" if rnd == "rn" else directed.format(a=a, b=b, mode=rnd)
             self._finish(d, expr, ftz, sat)
         elif t == "f64":
-            self.binary(ins, "f8", "{a} %s {b}" % symbol)
+            self.binary(ins, "f8", f"{{a}} {symbol} {{b}}" if rnd == "rn" else directed.replace("32_", "64_").replace("{mode}", rnd))
         elif t == "f32x2":
             self._packed(ins, f"{{a}} {symbol} {{b}}" if rnd == "rn" else directed.replace("{mode}", rnd), ftz)
         elif t in ("f16x2", "bf16x2"):
@@ -116,21 +116,20 @@ class BlockCompiler(Blocks):
             c = self._in(c, "f4", ftz)
             self._finish(d, f"fma32({a}, {b}, {c})" if rnd == "rn" else f"nx.fma32_directed({a}, {b}, {c}, {rnd!r})", ftz, sat)
         elif t == "f64":
-            self.put(d, f"nx.fma64({self.arr(a, 'f8')}, {self.arr(b, 'f8')}, {self.arr(c, 'f8')})", "f8")
+            self.put(d, f"nx.fma64({self.arr(a, 'f8')}, {self.arr(b, 'f8')}, {self.arr(c, 'f8')}, {rnd!r})", "f8")
         elif t == "f32x2":
             self._packed(ins, "fma32({a}, {b}, {c})" if rnd == "rn" else "nx.fma32_directed({a}, {b}, {c}, '%s')" % rnd, ftz)
         elif t in ("f16x2", "bf16x2"):
-            relu = "relu" in p
-            fn = "lambda x, y, z: relu(x.astype(f8) * y + z)" if relu else "lambda x, y, z: x.astype(f8) * y + z"
-            a, b, c = (self.val(x, "u4") for x in (a, b, c))
-            self.put(d, f"map16({fn}, {t!r}, {a}, {b}, {c})", "u4")
+            a, b, c = (self.arr(x, "u4") for x in (a, b, c))
+            self.put(d, f"nx.fma16x2({t!r}, {'relu' in p}, {a}, {b}, {c})", "u4")
         else:
             a, b, c = (self.arr(x, "u2") for x in (a, b, c))
-            self.put(d, f"map16s(lambda x, y, z: x.astype(f8) * y + z, {t!r}, {a}, {b}, {c})", "u2")
+            self.put(d, f"nx.fma16({t!r}, {'relu' in p}, {a}, {b}, {c}).astype(u2)", "u2")
 
-    def _minmax(self, ins, p, fn, nanfn):
+    def _minmax(self, ins, p, which):
         t = p[-1]
-        name = nanfn if "NaN" in p else fn
+        # Those of `nx` order -0 below +0, as the hardware does; NumPy's keep whichever comes first.
+        name = f"nx.{which}imum" if "NaN" in p else f"nx.f{which}"
         if t in ("f32", "f64"):
             dt = DTYPE[t]
             d, *src = ins.ops
@@ -148,14 +147,14 @@ class BlockCompiler(Blocks):
         elif t in ("u16x2", "s16x2"):
             raise Unsupported(f"instruction {ins.opcode}")
         else:
-            both = ("maximum" if fn == "fmax" else "minimum") + "({a}, {b})"
+            both = which + "imum({a}, {b})"
             self.binary(ins, DTYPE[t], f"relu({both})" if "relu" in p else both)
 
     def op_max(self, ins, p, ops):
-        self._minmax(ins, p, "fmax", "maximum")
+        self._minmax(ins, p, "max")
 
     def op_min(self, ins, p, ops):
-        self._minmax(ins, p, "fmin", "minimum")
+        self._minmax(ins, p, "min")
 
     def op_neg(self, ins, p, ops):
         t = p[-1]

@@ -4,9 +4,7 @@
 arithmetic, are compiled into blocks instead (codegen.py, program.py).
 """
 
-from . import atomics, cpasync, mbarrier, ops_rounding, sync, tcgen05, tma, warpmma, wgmma
-
-ops_rounding.install()
+from . import atomics, cpasync, mbarrier, sync, tcgen05, tma, warpmma, wgmma
 
 
 def _op_st(ins, program):

@@ -80,7 +80,8 @@ def run_child(args, done):
     if hung:
         why = f"no result in {args.stall:.0f} s: the kernel hangs"
     elif failed:
-        why = (error.strip().splitlines() or ["the process ended"])[-1]
+        # torch ends its CUDA errors with advice on debugging: the line that names the error stands above it.
+        why = next((line for line in error.splitlines() if "CUDA error" in line), (error.strip().splitlines() or ["the process ended"])[-1])
     if why:
         print(error, file=sys.stderr)
         current = next((r["case"] for r in reversed(lines) if "start" in r), None)
