@@ -168,9 +168,23 @@ def test_a_gradient_that_depends_on_nothing_counts_for_each_head(name, table_axe
         p.qkv(kv=kv, q=q_axes)
         p.arg("table", table_axes, "", "f32")
         p.arg("sizes", "b hq", "m n")  # says how many heads there are
-        p.result("total", p.reduce(p.reduce(p.map([p.scores()], LINEAR[name]))), axes=result_axes)
+        p.result("total", p.reduce(p.reduce(p.map([p.scaled(p.scores())], LINEAR[name]))), axes=result_axes)
         for shape in SHAPES[:2]:
             check(p.text(), shape, tolerance=TIGHT, wrt=["q", "k", "table"])
+
+
+def test_a_gradient_counts_for_each_head_of_the_other_operand():
+    """The sum of scores of all heads and of none, twice mapped: what reaches the second counts for each head, through both maps."""
+    p = Program()
+    p.qkv(q="b", kv="b")
+    p.arg("q2", "b hq", "m d"), p.arg("k2", "b hkv", "n d"), p.arg("column", "hkv", "n")
+    by_position = p.map(["column"], lambda e, x: e.op("mul", x, e.cast(e.index("i"), "f32")))  # %i is the key here
+    both = p.map([p.scaled(p.scores()), p.scores("q2", "k2"), by_position], lambda e, x, y, c: e.op("add", x, e.op("add", y, c)))
+    p.result("total", p.reduce(p.reduce(both)), axes="")
+    p.result("o", p.output(p.map([both, by_position], lambda e, x, c: e.op("mul", e.op("tanh", x), c))), cast=True)
+    for shape in SHAPES:
+        for of in (["total"], ["o"], ["total", "o"]):
+            check(p.text(), shape, of=of, wrt=["q", "k", "q2", "k2", "column"], tolerance=TIGHT)
 
 
 @pytest.mark.parametrize("x_axes", ["", "b", "hkv", "b hkv"])
