@@ -6,6 +6,8 @@ live in R as arrays of any type of the right width; inside a function they are l
 go back to R. Instructions that touch memory or synchronise are calls into the machine (memory.py, tma.py, ...).
 """
 
+import contextlib
+
 import numpy as np
 
 from . import numerics as nx
@@ -217,7 +219,7 @@ class Blocks:
     def instr(self, ins):
         self.guard = None
         p = ins.parts
-        try:
+        with decoding(ins, self.file):
             if p[0] == "bra":
                 if ins.guard is not None:
                     g = self.reg(ins.guard.index, "?")
@@ -241,22 +243,29 @@ class Blocks:
             if method is None:
                 raise Unsupported(f"instruction {ins.opcode}")
             method(ins, p, ins.ops)
-        except Unsupported as e:
-            raise EmulatorError(
-                f"{e} is not supported",
-                file=self.file,
-                line=ins.line,
-                why=f"the instruction is {ins.opcode}",
-                fix="docs/emulator.md lists what is modelled; please report kernels that need more",
-            ) from None
-        except (KeyError, IndexError, ValueError, AttributeError) as e:
-            raise EmulatorError(
-                f"cannot decode {ins.opcode}",
-                file=self.file,
-                line=ins.line,
-                why=f"{type(e).__name__}: {e}",
-                fix="check the operand count and types against the PTX ISA",
-            ) from e
+
+
+@contextlib.contextmanager
+def decoding(ins, file):
+    """Turns what goes wrong in decoding `ins` into an `EmulatorError` at its line."""
+    try:
+        yield
+    except Unsupported as e:
+        raise EmulatorError(
+            f"{e} is not supported",
+            file=file,
+            line=ins.line,
+            why=f"the instruction is {ins.opcode}",
+            fix="docs/emulator.md lists what is modelled; please report kernels that need more",
+        ) from None
+    except (KeyError, IndexError, ValueError, AttributeError) as e:
+        raise EmulatorError(
+            f"cannot decode {ins.opcode}",
+            file=file,
+            line=ins.line,
+            why=f"{type(e).__name__}: {e}",
+            fix="check the operand count and types against the PTX ISA",
+        ) from e
 
 
 def _key(prefix, value, dt):

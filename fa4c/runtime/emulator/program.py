@@ -81,24 +81,8 @@ class Program:
                 self.sources[b.id] = BlockCompiler(self.kernel, b, True, self.env, MEMORY_OPS, self.file).source(f"block{b.id}")
 
     def _decode(self, ins):
-        try:
+        with codegen.decoding(ins, self.file):
             return self.ops[ins.parts[0]](ins, self)
-        except codegen.Unsupported as e:
-            raise EmulatorError(
-                f"{e} is not supported",
-                file=self.file,
-                line=ins.line,
-                why=f"the instruction is {ins.opcode}",
-                fix="docs/emulator.md lists what is modelled",
-            ) from None
-        except (IndexError, KeyError, ValueError, AttributeError) as e:
-            raise EmulatorError(
-                f"cannot decode {ins.opcode}",
-                file=self.file,
-                line=ins.line,
-                why=f"{type(e).__name__}: {e}",
-                fix="check the operand count and types against the PTX ISA",
-            ) from e
 
     def where(self, line):
         """The PTX text of a line, for reports, with the source location if the PTX has one."""
