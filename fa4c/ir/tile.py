@@ -241,13 +241,15 @@ class LoadOp(Scheduled, name="load"):
     """out = a 2-D box of `source` at `coords`, asynchronously, into shared memory; out of bounds reads 0.
 
     `dims` says which two dimensions of the source the tile's rows and columns run along; the others have extent 1.
-    In a loop the tile lives in one of `buffers` rotating copies.
+    In a loop the tile lives in one of `buffers` rotating copies. `l2` asks the L2 cache to give these bytes up first ("evict_first") or
+    last ("evict_last").
     """
 
     source: ext.Operand[Any]
     coords: Sequence[ext.Operand[ir.IndexType]]
     dims: ir.DenseI64ArrayAttr
     buffers: Any = optional(ir.IntegerAttr, "1 : i64")
+    l2: Any = optional(ir.StringAttr)
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -256,6 +258,7 @@ class LoadOp(Scheduled, name="load"):
             and _in_space(self, "out", self.out, "smem", rank=2)
             and _check_box(self, self.source.type, self.out.type)
             and (self.buffers.value >= 1 or op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}"))
+            and is_l2_priority(self)
         )
 
 
@@ -521,6 +524,16 @@ def space_of(kind) -> str | None:
 def column_of(kind) -> int:
     """The first column of a tile in tensor memory; the bindings hand out an attribute's parameters untyped."""
     return ir.IntegerAttr(kind.encoding.column).value
+
+
+L2_PRIORITIES = ("evict_first", "evict_last")
+
+
+def is_l2_priority(op) -> bool:
+    """`op.l2` is absent or a priority that a copy can ask for (PTX ISA, createpolicy)."""
+    return op.l2 is None or op.l2.value in L2_PRIORITIES or op_error(
+        op, f"has l2 = {op.l2}", why=f"known are {', '.join(L2_PRIORITIES)}", fix="leave it out for the cache's own order"
+    )
 
 
 def tile_type(shape, element_type, space: str):

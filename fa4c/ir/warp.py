@@ -15,7 +15,7 @@ from typing import Any
 from .base import make_operation_base, optional
 from .diagnostics import op_error
 from .mlir import ext, ir
-from .tile import check_yield, no_stray_attributes, space_of
+from .tile import check_yield, is_l2_priority, no_stray_attributes, space_of
 
 
 class Warp(ext.Dialect, name="warp"):
@@ -318,16 +318,17 @@ class FenceAsyncOp(Operation, name="fence_async"):
 class TmaLoadOp(Operation, name="tma_load"):
     """buffer[slot] = box of `map`'s tensor at `coords` (memory order), by one thread; completes on the slot's full barrier.
 
-    `state` is absent until `warp-insert-barriers` has run.
+    `state` is absent until `warp-insert-barriers` has run. `l2` as in `tile.load`.
     """
 
     map: ext.Operand[Any]
     buffer: ext.Operand[Any]
     state: ext.Operand[Any] | None
     coords: Sequence[ext.Operand[Any]]
+    l2: Any = optional(ir.StringAttr)
 
     def verify_op(self) -> bool:
-        return _moves_boxes(self) and (self.state is None or _made_by(self, "state", self.state, StateOp))
+        return _moves_boxes(self) and is_l2_priority(self) and (self.state is None or _made_by(self, "state", self.state, StateOp))
 
 
 class StoreSharedOp(Operation, name="store_shared"):

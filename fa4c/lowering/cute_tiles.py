@@ -37,11 +37,17 @@ class TileRules:
         self.top(comment(op))
         slot = self.operand(op.state)
         full = f"{self.operand(self._pipe(op.state))} + {slot}"
+        hint = f", l2_cache_hint={self._l2_policy(op.l2.value)}" if op.l2 is not None else ""
         with self.unrolled("slab", slabs) as slab:
             self.top(
                 f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {slabs * rows * span} + {slab} * {rows * span}, "
-                f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full})"
+                f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full}{hint})"
             )
+
+    def _l2_policy(self, priority: str) -> str:
+        """The 64-bit policy of a priority, for all bytes of a copy; made once a role (PTX ISA, createpolicy)."""
+        text = f'prims.inline_ptx("createpolicy.fractional.L2::{priority}.b64 $0, 1.0;", write_only_types=[Int64], read_only_args=[])'
+        return self._declare(("l2", priority), lambda name: [f"{name} = {text}"], priority)
 
     def tma_store(self, op) -> None:
         span, slabs, rows, _ = self._slab(op.buffer)

@@ -158,7 +158,7 @@ class _Producer:
             elect = warp.ElectOp(scope=ir.StringAttr.get("warp"))
             with ir.InsertionPoint(elect.body.blocks.append()):
                 warp.ArmOp(state=state)
-                warp.TmaLoadOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords))
+                warp.TmaLoadOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords), l2=op.l2)
             if ring.reused:
                 warp.AdvanceOp(state=state)
         op.operation.erase()

@@ -304,7 +304,12 @@ class _Role:
 
     def load(self, op, env) -> None:
         warp.TmaLoadOp(
-            map=self.kernel.maps[op], buffer=self.kernel.buffers[op.out], state=None, coords=self.scalars(op.coords, env), loc=op.location
+            map=self.kernel.maps[op],
+            buffer=self.kernel.buffers[op.out],
+            state=None,
+            coords=self.scalars(op.coords, env),
+            l2=op.l2,
+            loc=op.location,
         )
 
     def mma(self, op, env) -> None:

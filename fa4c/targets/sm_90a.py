@@ -8,7 +8,7 @@ TARGET = Target(
     runs_on="H100, H200",
     status="ready",
     compute_capability=(9, 0),
-    passes=("tile-exp-emulation", "tile-conditional-rescale", "tile-pipeline", "tile-lpt-grid", "tile-persistent",
+    passes=("tile-exp-emulation", "tile-conditional-rescale", "tile-pipeline", "tile-l2-hints", "tile-lpt-grid", "tile-persistent",
             "tile-deterministic-reduction"),
     smem_bytes=232448,  # H, units: per CTA
     registers=65536,  # H, units

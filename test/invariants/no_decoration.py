@@ -239,6 +239,8 @@ _WORDS = {
     ("warp.elect", "scope"): ("warp", "warpgroup"),
     ("warp.barrier", "scope"): ("warpgroup", "role"),
     ("tile.device", "prop"): ("num_sms", "l2_bytes"),
+    ("tile.load", "l2"): ("evict_first", "evict_last"),
+    ("warp.tma_load", "l2"): ("evict_first", "evict_last"),
 }
 _FLOAT_PREDICATES = {"oeq": 1, "ogt": 2, "oge": 3, "olt": 4, "ole": 5, "one": 6}
 

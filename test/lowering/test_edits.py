@@ -75,6 +75,18 @@ def test_the_number_of_buffers_reaches_the_kernel(buffers):
     assert gemm_error(compiled.kernel_of_text(edited, "gemm.mlir", disabled=["tile-pipeline"])) < 2**-8
 
 
+def test_a_priority_in_l2_reaches_the_copies():
+    """Each load has its own policy operand, and a kernel with hints is still right."""
+    hinted = GEMM.replace("buffers = 4}", 'buffers = 4, l2 = "evict_first"}', 1).replace("buffers = 4}", 'buffers = 4, l2 = "evict_last"}', 1)
+    made = compiled.kernel_of_text(hinted, "gemm.mlir")
+    copies = [line for line in made[1]["gemm.ptx"].decode().splitlines() if "cp.async.bulk.tensor" in line and "shared::cta.global" in line]
+    policies = dict(re.findall(r"createpolicy\.fractional\.L2::(\w+)\.b64\s+(%rd\d+), 1", made[1]["gemm.ptx"].decode()))
+    assert sorted(policies) == ["evict_first", "evict_last"]
+    used = [re.search(r"(%rd\d+);$", line.strip())[1] for line in copies if ".L2::cache_hint" in line]
+    assert set(used) == set(policies.values()) and len(used) == len(copies)
+    assert gemm_error(made) < 2**-8
+
+
 def test_the_order_of_the_grid_reaches_the_launch():
     """x and y change places, in the launch and in the kernel."""
     edited = GEMM.replace('"tile.launch"(%gx, %gy,', '"tile.launch"(%gy, %gx,').replace("%x, %y, %z =", "%y, %x, %z =")
