@@ -68,7 +68,9 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
     """Runs on the host: computes grids from sizes and launches kernels. `tensors` names the region's arguments.
 
     Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in
-    memory order. `semantics` is the variant's expression tree as JSON text (design.md section 5), absent for programs that are not
+    memory order. A workspace may say what it starts with (init = "none"|"zero"), how long it lives (lifetime = "call"|"cached"), and
+    that its rows are allocated in multiples of `pad` elements: TMA wants strides of 16 bytes, and what lies beyond the problem's size
+    is not seen. `semantics` is the variant's expression tree as JSON text (design.md section 5), absent for programs that are not
     attention.
     """
 
@@ -106,7 +108,7 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
 def _tensor_entry_problem(kind, entry) -> str:
     if not isinstance(entry, ir.DictAttr):
         return "the entry is no dictionary"
-    unknown = {a.name for a in entry} - {"name", "role", "dims", "optional", "axes", "init", "lifetime"}
+    unknown = {a.name for a in entry} - {"name", "role", "dims", "optional", "axes", "init", "lifetime", "pad"}
     if unknown:
         return f"unknown key '{sorted(unknown)[0]}'"
     for key in ("name", "role", "dims"):
@@ -123,7 +125,27 @@ def _tensor_entry_problem(kind, entry) -> str:
         return f"dims {dims} is no list of names"
     if len(dims) != kind.rank:
         return f"dims has {len(entry['dims'])} names for a tensor of rank {kind.rank}"
-    return ""
+    return _workspace_problem(kind, entry)
+
+
+_WORKSPACE_CHOICES = {"init": ("none", "zero"), "lifetime": ("call", "cached")}
+
+
+def _workspace_problem(kind, entry) -> str:
+    role = entry["role"].value
+    for key, choices in _WORKSPACE_CHOICES.items():
+        if key in entry and str(entry[key]).strip('"') not in choices:
+            return f"{key} {entry[key]} is none of {', '.join(choices)}"
+    for key in (*_WORKSPACE_CHOICES, "pad"):
+        if key in entry and role != "workspace":
+            return f"it has {key}, but is an {role}, which the caller allocates"
+    if "pad" in entry and (not isinstance(entry["pad"], ir.IntegerAttr) or entry["pad"].value < 1):
+        return f"pad {entry['pad']} is no positive number of elements"
+    if role == "workspace" and not kind.rank:
+        return "a workspace has at least one dimension"
+    dims = [dim.value for dim in entry["dims"]]
+    outside = [axis.value for axis in entry["axes"] if axis.value not in dims] if "axes" in entry and role == "workspace" else []
+    return f"its axis '{outside[0]}' is none of its dims" if outside else ""
 
 
 class DimOp(Operation, name="dim", traits=[ext.Pure]):

@@ -63,20 +63,30 @@ def compile_text(
         if emit in LEVELS:
             return print_module(module, locations)
         _require_warp(module, filename)
-        source = cute_source.emit(module)
+        sources = cute_source.emit(module)
         if emit == "cute":
-            return source
-        kernel = parameters_name(module)
-        binary = build.build(source, kernel, name)
+            return joined(sources, "#")
+        binaries = {kernel: build.build(source, kernel, name) for kernel, source in sources.items()}
         if emit == "ptx":
-            return binary.ptx
+            return joined({kernel: binary.ptx for kernel, binary in binaries.items()}, "//")
         if emit == "sass":
-            return sass.disassemble(binary.cubin)
-        made = manifest.make(module, binary, target=name, direction=direction)
-        stem = made["name"]
-        members = {f"{stem}.ptx": binary.ptx.encode(), f"{stem}.cubin": binary.cubin, f"{stem}.cute.py": source.encode()}
-        members.update({f"{stem}.{level}.mlir": ir_text.encode() for level, ir_text in levels.items()})
+            return joined({kernel: sass.disassemble(binary.cubin) for kernel, binary in binaries.items()}, "//")
+        made = manifest.make(module, binaries, target=name, direction=direction)
+        members = {}
+        for kernel, entry in made["kernels"].items():
+            stem = entry["ptx"].removesuffix(".ptx")
+            members[f"{stem}.ptx"] = binaries[kernel].ptx.encode()
+            members[f"{stem}.cubin"] = binaries[kernel].cubin
+            members[f"{stem}.cute.py"] = sources[kernel].encode()
+        members.update({f"{made['name']}.{level}.mlir": ir_text.encode() for level, ir_text in levels.items()})
         return made, members
+
+
+def joined(texts: dict[str, str], comment: str) -> str:
+    """The texts of all kernels; of several, one after the other, each under a line of its name."""
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    return "\n".join(f"{comment} {'=' * 20} kernel {name} {'=' * 20}\n{text}" for name, text in texts.items())
 
 
 def level_of(module: ir.Module) -> str:
@@ -127,10 +137,6 @@ def _require_warp(module, filename) -> None:
             why="code is emitted from warp.kernel operations only",
             fix="end the pipeline with warp-specialize,warp-insert-barriers,warp-check",
         )
-
-
-def parameters_name(module) -> str:
-    return next(op.sym_name.value for op in module.body.operations if isinstance(op, warp.KernelOp))
 
 
 __all__ = ["compile_text", "level_of"]

@@ -28,16 +28,17 @@ _RESERVED = (
 ).split()
 
 
-def emit(module: ir.Module) -> str:
-    """The CuTe-DSL source of a module's only warp.kernel and its host function. Raises Diagnostic for what has no rule."""
-    host, kernel = parameters.host_and_kernel(module)
-    return _Kernel(host, kernel).source()
+def emit(module: ir.Module) -> dict[str, str]:
+    """Kernel name -> CuTe-DSL source of the kernel and a function that launches it, in launch order. Raises Diagnostic for what has no
+    rule.
+    """
+    return {launch.name: _Kernel(launch).source() for launch in parameters.launches(module)}
 
 
 class _Kernel(TileRules):
-    def __init__(self, host, kernel):
-        self.host, self.kernel = host, kernel
-        self.parameters = parameters.of_kernel(host, kernel)
+    def __init__(self, launch: parameters.Launch):
+        self.launch, self.kernel = launch, launch.kernel
+        self.parameters = parameters.of_kernel(launch)
         self.names = Names(_RESERVED)
         self.values = {}  # SSA value -> Python expression
         self.top = Lines(1)
@@ -65,7 +66,7 @@ class _Kernel(TileRules):
         for p in self.parameters:
             out(f"    {p.name}: {p.annotation},  # {p.comment}")
         out("):")
-        return out.text() + body + "\n\n" + parameters.host_source(self.host, self.kernel, self.parameters)
+        return out.text() + body + "\n\n" + parameters.host_source(self.kernel, self.parameters)
 
     def _open(self) -> None:
         top = self.top
@@ -81,7 +82,7 @@ class _Kernel(TileRules):
             if isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp)):
                 state = op.state if isinstance(op, warp.TmaLoadOp) else None
                 if value == op.buffer or (state is not None and value == state.owner.opview.pipe):
-                    return parameters.entries_of(self.host, self.kernel)[op.map.owner.opview.tensor]["name"]
+                    return parameters.entries_of(self.launch)[op.map.owner.opview.tensor]["name"]
         return "tile"
 
     # -- dispatch

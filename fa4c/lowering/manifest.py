@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 from .. import __version__
+from ..ir.diagnostics import op_diagnostic
 from . import parameters
 from .cubin import resources
 from .index_expr import index_expression
@@ -15,23 +17,23 @@ SCHEMA = 1
 _MIN_DRIVER = {"8.8": "575", "9.0": "580"}  # first driver branch that reads a PTX version (CUDA 12.9, 13.0)
 
 
-def make(module, binary, *, target: str, direction: str) -> dict:
-    """The manifest, without `members` hashes (the writer adds them). Raises Diagnostic where the host function says what no launcher can
-    do.
+def make(module, binaries: dict, *, target: str, direction: str) -> dict:
+    """The manifest, without `members` hashes (the writer adds them); `binaries`: kernel name -> Binary. Raises Diagnostic where the host
+    function says what no launcher can do.
     """
-    host, kernel = parameters.host_and_kernel(module)
-    name, kernel_name = host.sym_name.value, kernel.sym_name.value
+    launches = parameters.launches(module)
+    host = launches[0].host
+    first = binaries[launches[0].name]
     entries = list(zip(parameters.tensor_entries(host), host.body.blocks[0].arguments, strict=True))
     tensors = [_tensor(entry, argument.type) for entry, argument in entries if entry["role"] != "workspace"]
-    workspaces = [_workspace(entry, argument.type) for entry, argument in entries if entry["role"] == "workspace"]
-    entry, used = next(iter(resources(binary.cubin).items()))
-    launch = parameters.launch_of(host)
-    version = re.search(r"^\.version\s+(\S+)", binary.ptx, re.MULTILINE)[1]
+    known = {dim for t in tensors for dim in t["layout"]}
+    workspaces = [_workspace(host, known, entry, argument.type) for entry, argument in entries if entry["role"] == "workspace"]
+    version = re.search(r"^\.version\s+(\S+)", first.ptx, re.MULTILINE)[1]
     return {
         "schema": SCHEMA,
-        "name": name,
+        "name": host.sym_name.value,
         "fa4c": __version__,
-        "dsl": binary.dsl_version,
+        "dsl": first.dsl_version,
         "target": target,
         "ptx_version": version,
         "min_driver": _MIN_DRIVER.get(version, "580"),
@@ -42,23 +44,31 @@ def make(module, binary, *, target: str, direction: str) -> dict:
         "semantics": json.loads(host.semantics.value) if host.semantics is not None else {},
         "tensors": tensors,
         "workspaces": workspaces,
-        "steps": [{"op": "launch", "kernel": kernel_name}],
-        "kernels": {
-            kernel_name: {
-                "entry": entry,
-                "ptx": f"{name}.ptx",
-                "cubin": f"{name}.cubin",
-                "block": [kernel.threads.value, 1, 1],
-                "smem_bytes": kernel.smem_bytes.value,
-                "cluster": [1, 1, 1],
-                "pdl": False,
-                "grid": [index_expression(v, host) for v in launch.grid],
-                "registers": used.registers,
-                "stack_bytes": used.stack_bytes,
-                "local_bytes": used.local_bytes,
-                "params": [p.manifest for p in parameters.of_kernel(host, kernel)],
-            }
-        },
+        "steps": [{"op": "launch", "kernel": launch.name} for launch in launches],
+        "kernels": {launch.name: _kernel(launch, binaries[launch.name], stem(launches, launch)) for launch in launches},
+    }
+
+
+def stem(launches, launch) -> str:
+    """What the members of a launch's kernel are called, without the ending: the artifact's name if it is the only kernel."""
+    return launch.host.sym_name.value if len(launches) == 1 else launch.name
+
+
+def _kernel(launch, binary, stem: str) -> dict:
+    entry, used = next(iter(resources(binary.cubin).items()))
+    return {
+        "entry": entry,
+        "ptx": f"{stem}.ptx",
+        "cubin": f"{stem}.cubin",
+        "block": [launch.kernel.threads.value, 1, 1],
+        "smem_bytes": launch.kernel.smem_bytes.value,
+        "cluster": [1, 1, 1],
+        "pdl": False,
+        "grid": [index_expression(v, launch.host) for v in launch.op.grid],
+        "registers": used.registers,
+        "stack_bytes": used.stack_bytes,
+        "local_bytes": used.local_bytes,
+        "params": [p.manifest for p in parameters.of_kernel(launch)],
     }
 
 
@@ -79,18 +89,43 @@ def _tensor(entry: dict, kind) -> dict:
     }
 
 
-def _workspace(entry: dict, kind) -> dict:
-    """Sizes of workspaces are static so far."""
-    size = 1
-    for extent in kind.shape:
-        size *= extent
+def _workspace(host, known: set, entry: dict, kind) -> dict:
+    """`size` in elements: the product of the sizes, the last one rounded up to a multiple of `pad`."""
+    dims, pad = entry["dims"], entry.get("pad", 1)
+    shape = [None if kind.is_dynamic_dim(axis) else kind.shape[axis] for axis in range(kind.rank)]
+    for dim, size in zip(dims, shape, strict=True):
+        if size is None and dim not in known:
+            raise op_diagnostic(
+                host,
+                f"has the workspace '{entry['name']}' of unknown size",
+                why=f"no input or output has a dimension '{dim}'",
+                fix="give it a fixed size in the type, or name a dimension of an input",
+            )
     return {
         "name": entry["name"],
         "dtype": MANIFEST_DTYPES[str(kind.element_type)],
-        "size": size,
+        "axes": entry.get("axes", []),
+        "dims": dims,
+        "shape": shape,
+        "pad": pad,
+        "size": _product([dim if size is None else size for dim, size in zip(dims, shape, strict=True)], pad),
         "init": entry.get("init", "none"),
         "lifetime": entry.get("lifetime", "call"),
     }
+
+
+def _product(sizes: list, pad: int):
+    """The integer expression of a product, its last factor rounded up to a multiple of `pad`."""
+    *outer, last = sizes
+    if isinstance(last, int):
+        last = -(-last // pad) * pad
+    elif pad > 1:
+        last = ["mul", ["ceildiv", last, pad], pad]
+    factors = [size for size in [*outer, last] if not isinstance(size, int)]
+    constant = math.prod(size for size in [*outer, last] if isinstance(size, int))
+    if constant != 1 or not factors:
+        factors.append(constant)
+    return factors[0] if len(factors) == 1 else ["mul", *factors]
 
 
 def _dtype(tensors) -> str:

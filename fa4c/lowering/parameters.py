@@ -16,6 +16,20 @@ from .scalar_source import MANIFEST_DTYPES, dsl_type
 from .source_text import Lines
 
 
+@dataclass(frozen=True)
+class Launch:
+    """One launch of the host function: `op`, a tile.launch of `host`, and the warp.kernel that it names."""
+
+    host: object
+    op: object
+    kernel: object
+
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        return self.kernel.sym_name.value
+
+
 @dataclass
 class Parameter:
     key: tuple  # what the emitter looks it up by
@@ -26,46 +40,50 @@ class Parameter:
     aliases: list = field(default_factory=list)  # other keys that mean the same number
 
 
-def host_and_kernel(module: ir.Module):
-    """The module's tile.host and the one warp.kernel that it launches. Raises Diagnostic where they do not fit together."""
+def launches(module: ir.Module) -> list[Launch]:
+    """What the module's tile.host launches, in order. Raises Diagnostic where host, launches and warp.kernels do not fit together."""
     hosts = [op for op in module.body.operations if isinstance(op, tile.HostOp)]
-    kernels = [op for op in module.body.operations if isinstance(op, warp.KernelOp)]
-    if len(hosts) != 1 or len(kernels) != 1:
+    kernels = {op.sym_name.value: op for op in module.body.operations if isinstance(op, warp.KernelOp)}
+    if len(hosts) != 1 or not kernels:
         raise Diagnostic(
             f"the module has {len(hosts)} tile.host and {len(kernels)} warp.kernel operations",
             where=module.operation.location,
-            why="one host function launches one kernel so far",
+            why="one host function launches the kernels of an artifact",
             fix="bring every tile.kernel to the warp level first: warp-specialize",
         )
-    launch = launch_of(hosts[0])
-    kernel = kernels[0]
-    if launch.kernel.value != kernel.sym_name.value:
+    found = {}
+    for op in hosts[0].body.blocks[0].operations:
+        if isinstance(op, tile.LaunchOp):
+            found[op.kernel.value] = _launch(hosts[0], op, kernels, found)
+    for name, kernel in kernels.items():
+        if name not in found:
+            raise op_diagnostic(kernel, "is never launched", why="an artifact holds what its host runs", fix="launch or remove it")
+    return list(found.values())
+
+
+def _launch(host, op, kernels, before) -> Launch:
+    name = op.kernel.value
+    if name not in kernels:
+        raise op_diagnostic(op, f"launches @{name}, but no warp.kernel is called so", why=f"there are @{', @'.join(kernels)}")
+    if name in before:
         raise op_diagnostic(
-            launch, f"launches @{launch.kernel.value}, but the kernel is @{kernel.sym_name.value}", why="no such kernel is in the module"
+            op, f"launches @{name} a second time", why="a kernel of an artifact has one grid and one list of arguments", fix="copy the kernel"
         )
-    given = [v.type for v in [*launch.tensors, *launch.scalars]]
-    taken = [a.type for a in kernel.body.blocks[0].arguments]
+    given = [v.type for v in [*op.tensors, *op.scalars]]
+    taken = [a.type for a in kernels[name].body.blocks[0].arguments]
     if given != taken:
         raise op_diagnostic(
-            launch,
-            f"passes {len(given)} arguments of other types than the {len(taken)} that @{kernel.sym_name.value} takes",
+            op,
+            f"passes {len(given)} arguments of other types than the {len(taken)} that @{name} takes",
             why="tensors come first, then scalars, types equal",
         )
-    return hosts[0], kernel
+    return Launch(host, op, kernels[name])
 
 
-def launch_of(host):
-    launches = [op for op in host.body.blocks[0].operations if isinstance(op, tile.LaunchOp)]
-    if len(launches) != 1:
-        raise op_diagnostic(host, f"has {len(launches)} launches", why="one launch is lowered so far")
-    return launches[0]
-
-
-def entries_of(host, kernel) -> dict:
-    """kernel argument -> (name, dims) of the host's tensor that is passed for it."""
-    launch = launch_of(host)
-    described = dict(zip(host.body.blocks[0].arguments, tensor_entries(host), strict=True))
-    return {argument: described[value] for argument, value in zip(kernel.body.blocks[0].arguments, launch.tensors, strict=False)}
+def entries_of(launch: Launch) -> dict:
+    """kernel argument -> the entry (name, role, dims, ...) of the host's tensor that is passed for it."""
+    described = dict(zip(launch.host.body.blocks[0].arguments, tensor_entries(launch.host), strict=True))
+    return {argument: described[value] for argument, value in zip(launch.kernel.body.blocks[0].arguments, launch.op.tensors, strict=False)}
 
 
 def tensor_entries(host) -> list[dict]:
@@ -81,9 +99,9 @@ def _plain(attribute):
     return attribute.value
 
 
-def of_kernel(host, kernel) -> list[Parameter]:
+def of_kernel(launch: Launch) -> list[Parameter]:
     """Descriptors, addresses, strides, sizes, launch scalars: those in use."""
-    entries = entries_of(host, kernel)
+    entries, kernel = entries_of(launch), launch.kernel
     descriptors, pointers, strides, sizes = [], [], [], {}
     for op in _walk(kernel.body.blocks[0]):
         if isinstance(op, warp.TensorMapOp):
@@ -100,17 +118,16 @@ def of_kernel(host, kernel) -> list[Parameter]:
             if tensor not in [p.key[1] for p in pointers]:
                 pointers.append(_pointer(tensor, entries[tensor]))
                 strides += [_stride(tensor, axis, entries[tensor]) for axis in range(tensor.type.rank)]
-    launch = launch_of(host)
-    arguments = list(kernel.body.blocks[0].arguments)[len(launch.tensors) :]
+    arguments = list(kernel.body.blocks[0].arguments)[len(launch.op.tensors) :]
     scalars = [
         Parameter(
             ("scalar", a),
             f"arg{n}",
             "Int32",
             "computed on the host",
-            {"kind": "scalar", "dtype": "i32", "value": index_expression(v, host)},
+            {"kind": "scalar", "dtype": "i32", "value": index_expression(v, launch.host)},
         )
-        for n, (a, v) in enumerate(zip(arguments, launch.scalars, strict=True))
+        for n, (a, v) in enumerate(zip(arguments, launch.op.scalars, strict=True))
     ]
     merged: dict[tuple, Parameter] = {}
     for p in [*descriptors, *pointers, *strides]:
@@ -138,6 +155,7 @@ def _add_size(sizes, tensor, axis, entries) -> None:
 
 
 def _descriptor(op, entry) -> Parameter:
+    _check_row_bytes(op, entry)
     box = [size for size in op.box]
     dims = list(reversed(entry["dims"]))
     manifest = {
@@ -155,6 +173,21 @@ def _descriptor(op, entry) -> Parameter:
         f"{entry['name']} ({', '.join(dims)}), boxes of {tuple(box[::-1])}, swizzle {op.swizzle.value} bytes",
         manifest,
     )
+
+
+def _check_row_bytes(op, entry) -> None:
+    """The rows of a workspace are as long as the host says; those of inputs and outputs are the caller's, and looked at in each call."""
+    kind = op.tensor.type
+    row = entry.get("pad", 1) if kind.is_dynamic_dim(kind.rank - 1) else -(-kind.shape[-1] // entry.get("pad", 1)) * entry.get("pad", 1)
+    row_bytes = row * warp.bits_of(kind.element_type) // 8
+    if entry["role"] == "workspace" and kind.rank > 1 and row_bytes % 16:
+        step = 128 // warp.bits_of(kind.element_type)
+        raise op_diagnostic(
+            op,
+            f"moves boxes of the workspace '{entry['name']}', whose rows are multiples of {row_bytes} bytes",
+            why="strides of a TMA descriptor are multiples of 16 bytes",
+            fix=f"give its entry in tile.host pad = {step} : i64",
+        )
 
 
 def _pointer(tensor, entry) -> Parameter:
@@ -183,7 +216,7 @@ def launch_registers(threads: int, registers: int = 65536) -> int:
     return min(255, registers // threads // 8 * 8)
 
 
-def host_source(host, kernel, parameters: list[Parameter]) -> str:
+def host_source(kernel, parameters: list[Parameter]) -> str:
     """The `host` function and `fake_args`, which make the file compile on its own, without a GPU."""
     out = Lines()
     maps = [p for p in parameters if p.manifest["kind"] == "tensor_map"]
@@ -240,13 +273,13 @@ def _walk(block):
 
 
 __all__ = [
+    "Launch",
     "Parameter",
     "dsl_type",
     "entries_of",
-    "host_and_kernel",
     "host_source",
-    "launch_of",
     "launch_registers",
+    "launches",
     "lookup",
     "of_kernel",
     "tensor_entries",

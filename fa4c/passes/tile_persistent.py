@@ -103,9 +103,11 @@ def _queue_type():
 
 
 def _add_queue(launch):
-    """A workspace of the host: two counters that start at 0 and are left at 0."""
+    """A workspace of the host, one a kernel: two counters that start at 0 and are left at 0."""
     host = launch.operation.parent.opview
-    entry = '{name = "queue", role = "workspace", dims = ["counters"], init = "zero", lifetime = "cached"}'
+    taken = {entry["name"].value for entry in host.tensors}
+    name = next(name for name in ("queue", *(f"queue_{n}" for n in range(2, len(taken) + 3))) if name not in taken)
+    entry = f'{{name = "{name}", role = "workspace", dims = ["counters"], init = "zero", lifetime = "cached"}}'
     host.attributes["tensors"] = ir.ArrayAttr.get([*host.tensors, ir.Attribute.parse(entry)])
     return host.body.blocks[0].add_argument(_queue_type(), host.location)
 

@@ -45,7 +45,7 @@ class Artifact:
         return self._program
 
     def text(self, suffix: str) -> str:
-        """The member that ends with `suffix` ('.ptx', '.cute.py', '.attn.mlir', ...) as text. Raises `ArtifactError` if there is none."""
+        """The first member ending in `suffix` ('.ptx', '.cute.py', '.attn.mlir', ...) as text. Raises `ArtifactError` if there is none."""
         for name, data in self.members.items():
             if name.endswith(suffix):
                 return data.decode()

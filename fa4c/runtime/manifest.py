@@ -33,6 +33,11 @@ def symbols_of(manifest: dict) -> set[str]:
     return set(SYMBOLS).union(*(t["layout"] for t in manifest["tensors"]))
 
 
+def layouts_of(manifest: dict) -> dict[str, list[str]]:
+    """{name: dimension names in memory order} of all tensors and of the workspaces that have dimensions."""
+    return {t["name"]: t["layout"] for t in manifest["tensors"]} | {w["name"]: w["dims"] for w in manifest["workspaces"] if "dims" in w}
+
+
 def all_alignments(manifest: dict) -> list[tuple[str, int]]:
     """Every (tensor, bytes) asked about by an `aligned` of the manifest, sorted: they belong to the plan's key."""
     found: set = set()
@@ -141,13 +146,30 @@ class _Checker:
 
     def workspace(self, path, w):
         self.field(w, path, "name", str)
-        self.only(w, path, ("name", "dtype", "size", "init", "lifetime"))
+        self.only(w, path, ("name", "dtype", "axes", "dims", "shape", "pad", "size", "init", "lifetime"))
         self.choice(self.field(w, path, "dtype", str), f"{path}.dtype", tuple(ITEMSIZE))
         self.choice(self.field(w, path, "init", str), f"{path}.init", ("none", "zero"))
         self.choice(self.field(w, path, "lifetime", str), f"{path}.lifetime", ("call", "cached"))
         self.expr(self.field(w, path, "size", (int, str, list)), f"{path}.size")
+        self.workspace_layout(path, w)
         if w["name"] in self.tensors:
             self.fail(path, f"the workspace {w['name']!r} has the name of a tensor")
+
+    def workspace_layout(self, path, w):
+        """Dimensions are there or not; without them only a pointer to the workspace can be passed."""
+        axes, dims = self.field(w, path, "axes", list, []), self.field(w, path, "dims", list, [])
+        shape = self.field(w, path, "shape", list, [])
+        if len(shape) != len(dims):
+            self.fail(f"{path}.shape", f"has {len(shape)} sizes for the {len(dims)} dims {dims}")
+        if not set(axes) <= set(dims):
+            self.fail(f"{path}.axes", f"{axes} are not all among the dims {dims}")
+        if self.field(w, path, "pad", int, 1) < 1:
+            self.fail(f"{path}.pad", f"needs a positive number of elements, got {w['pad']}")
+        for k, (dim, size) in enumerate(zip(dims, shape)):
+            if size is None:
+                self.choice(dim, f"{path}.dims[{k}]", tuple(sorted(self.symbols)))
+            elif not isinstance(size, int) or size < 1:
+                self.fail(f"{path}.shape[{k}]", f"needs null or a positive integer, got {size!r}")
 
     def step(self, path, step):
         op = self.field(step, path, "op", str)
@@ -199,9 +221,9 @@ class _Checker:
                 self.expr(value, f"{path}.value")
             return
         name = self.field(param, path, "tensor", str)
-        known = self.tensors | (self.workspaces if kind == "pointer" else set())
+        known = self.tensors | self.workspaces
         self.choice(name, f"{path}.tensor", tuple(sorted(known)))
-        layout = next((t["layout"] for t in self.m["tensors"] if t["name"] == name), [])
+        layout = layouts_of(self.m).get(name, [])
         if kind == "stride":
             self.choice(self.field(param, path, "dim", str), f"{path}.dim", tuple(layout))
         if kind == "tensor_map":
@@ -219,9 +241,25 @@ class _Checker:
             self.fail(f"{path}.dims", f"{names} must list each of the tensor's {layout} once, at most 5")
         if len(box) != len(dims) or not all(isinstance(x, int) and 1 <= x <= 256 for x in box):
             self.fail(f"{path}.box", f"needs {len(dims)} integers of 1 to 256, got {box!r}")
+        if param["tensor"] in self.workspaces:
+            self.workspace_rows(path, param, next(w for w in self.m["workspaces"] if w["name"] == param["tensor"]))
         inner = box[0] * ITEMSIZE[param["dtype"]]
         if inner % 16 or (param["swizzle"] and inner > param["swizzle"]):
             self.fail(
                 f"{path}.box",
                 f"the inner {box[0]} elements are {inner} bytes: not a multiple of 16, or above the swizzle span {param['swizzle']}",
             )
+
+    def workspace_rows(self, path, param, w):
+        """Who allocates a workspace can see to it that TMA may read it; an input is looked at in each call."""
+        pad, last = w.get("pad", 1), w["shape"][-1]
+        row = (pad if last is None else -(-last // pad) * pad) * ITEMSIZE[w["dtype"]]
+        if len(w["dims"]) > 1 and row % 16:
+            self.fail(
+                f"{path}.tensor",
+                f"rows of the workspace {w['name']!r} are multiples of {row} bytes",
+                why="strides of a TMA descriptor are multiples of 16 bytes",
+                fix=f"give the workspace pad = {16 // ITEMSIZE[w['dtype']]}",
+            )
+        if [d["dim"] for d in param["dims"]] != w["dims"][::-1]:
+            self.fail(f"{path}.dims", f"of a workspace must be {w['dims'][::-1]}, innermost first")

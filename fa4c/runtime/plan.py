@@ -14,7 +14,7 @@ from . import tensor_map
 from .errors import BackendError, InputError
 from .iexpr import Closure, compile_expr
 from .layout import ITEMSIZE, bind_sizes, contiguous_strides, static_dims
-from .manifest import all_alignments, symbols_of
+from .manifest import all_alignments, layouts_of, symbols_of
 
 _RANGE = {"i32": (-(1 << 31), 1 << 32), "i64": (-(1 << 63), 1 << 64)}
 _PACK = {("i32", False): "<I", ("i32", True): "<i", ("i64", False): "<Q", ("i64", True): "<q"}
@@ -89,6 +89,7 @@ class Program:
         self.inputs = [tensors[t["name"]] for t in manifest["tensors"] if t["role"] == "input"]
         self.outputs = [tensors[t["name"]] for t in manifest["tensors"] if t["role"] == "output"]
         self.tensors = tensors
+        self.layouts = {name: tuple(layout) for name, layout in layouts_of(manifest).items()}
         self.constants = {k: v for k, v in manifest.get("head_dims", {}).items() if isinstance(v, int)}
         symbols = symbols_of(manifest)
 
@@ -151,6 +152,7 @@ class Program:
         env = {**sizes, **device, **(aligned or {})}
         for name in ("b", "hq", "hkv", "m", "n", "d", "dv"):
             env.setdefault(name, 1)  # an expression may name an axis that this variant lacks
+        geometry.update({w["name"]: _workspace_geometry(w, env) for w, _ in self._workspaces if "dims" in w})
         plan.workspaces = [Workspace(w["name"], w["dtype"], size(env), w["init"], w["lifetime"]) for w, size in self._workspaces]
         for step, when in self._steps:
             if when is not None and not when(env):
@@ -200,10 +202,10 @@ class Program:
         tensor = self.tensors.get(name)
         unwanted = tensor in self.outputs and name not in wanted
         if kind == "stride":
-            return Param(struct.pack("<q", geometry[name][1][tensor.layout.index(param["dim"])]))
+            return Param(struct.pack("<q", geometry[name][1][self.layouts[name].index(param["dim"])]))
         if kind == "pointer":
             return Param(bytes(8), None if unwanted else name)
-        return Param(bytes(128), None if unwanted else name, tensor_map.spec(param, tensor.layout, *geometry[name]))
+        return Param(bytes(128), None if unwanted else name, tensor_map.spec(param, self.layouts[name], *geometry[name]))
 
     def _scalar(self, path, param, value, env) -> bytes:
         dtype = param["dtype"]
@@ -219,3 +221,10 @@ class Program:
                 fix="use smaller sizes in one call",
             )
         return struct.pack(_PACK[dtype, number < 0], number)
+
+
+def _workspace_geometry(w: dict, env: dict) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, strides in elements) of a workspace: packed rows, of which each is padded to a multiple of `pad` elements."""
+    shape = tuple(env[dim] if size is None else size for dim, size in zip(w["dims"], w["shape"]))
+    pad = w.get("pad", 1)
+    return shape, contiguous_strides((*shape[:-1], -(-shape[-1] // pad) * pad))

@@ -399,8 +399,9 @@ class Table:
         if self.level == "tile":
             return {"warp text": print_module(module, locations=False)}
         with mock.patch.object(manifest, "resources", lambda cubin: {"kernel_0": KernelResources(0, 0, 0, 0)}):
-            made = manifest.make(module, Binary(".version 8.8", b"", ""), target="sm_90a", direction="fwd")
-        return {"CuTe source": cute_source.emit(module), "manifest": json.dumps(made)}
+            sources = cute_source.emit(module)
+            made = manifest.make(module, {name: Binary(".version 8.8", b"", "") for name in sources}, target="sm_90a", direction="fwd")
+        return {"CuTe source": "".join(sources.values()), "manifest": json.dumps(made)}
 
 
 def _refusal(text: str) -> tuple[str, str]:

@@ -39,7 +39,8 @@ def pass_by_pass(path, entry: str, folder, locations: bool = True) -> str:
             file.write_text(print_module(module, locations))
             filename = str(file)
     with new_context() as context, ir.Location.unknown():
-        return cute_source.emit(parse_module(file.read_text(), str(file), context))
+        (source,) = cute_source.emit(parse_module(file.read_text(), str(file), context)).values()
+        return source
 
 
 @pytest.mark.parametrize(("path", "entry"), PROGRAMS)

@@ -53,6 +53,35 @@ MISTAKES = [
 ]
 
 
+WORKSPACE = {
+    "name": "w", "dtype": "f32", "axes": ["b"], "dims": ["b", "m"], "shape": [None, None], "pad": 4,
+    "size": ["mul", "b", "m", 2], "init": "none", "lifetime": "call",
+}  # fmt: skip
+WORKSPACE_MAP = {"kind": "tensor_map", "tensor": "w", "dtype": "f32", "dims": [{"dim": "m"}, {"dim": "b"}], "box": [64, 1], "swizzle": 0}
+WORKSPACE_MISTAKES = [
+    (("workspaces", 0), "pad", 0, "positive number of elements, got 0"),
+    (("workspaces", 0), "pad", 2, r"rows of the workspace 'w' are multiples of 8 bytes(.|\n)*pad = 4"),
+    (("workspaces", 0), "dims", ["b", "mm"], "'mm' is none of"),
+    (("workspaces", 0), "shape", [None], "1 sizes for the 2 dims"),
+    (("workspaces", 0), "shape", [None, -1], "null or a positive integer, got -1"),
+    (("workspaces", 0), "axes", ["hq"], "are not all among the dims"),
+    (("workspaces", 0), "padding", 4, "unknown field 'padding'.*did you mean 'pad'"),
+    ((*KERNEL, "params", -1), "dims", [{"dim": "b"}, {"dim": "m"}], r"must be \['m', 'b'\], innermost first"),
+    ((*KERNEL, "params", -2), "dim", "n", "'n' is none of b, m"),
+]
+
+
+@pytest.mark.parametrize("path, field, value, message", WORKSPACE_MISTAKES)
+def test_a_workspace_with_dimensions(path, field, value, message):
+    m = good()
+    m["workspaces"] = [copy.deepcopy(WORKSPACE)]
+    m["kernels"]["fwd"]["params"] += [{"kind": "stride", "tensor": "w", "dim": "b"}, copy.deepcopy(WORKSPACE_MAP)]
+    validate(m)
+    at(m, path)[field] = value
+    with pytest.raises(ManifestError, match=message):
+        validate(m, "x.fa4c")
+
+
 @pytest.mark.parametrize(
     "path, field, value, message", MISTAKES, ids=[f"{'.'.join(map(str, p))}.{f}-{k}" for k, (p, f, *_) in enumerate(MISTAKES)]
 )

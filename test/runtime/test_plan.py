@@ -113,6 +113,22 @@ def test_workspaces_and_fills():
     assert [type(s) for s in p.plan(geometry(), ("o",), DEVICE).steps] == [Fill, Launch]
 
 
+def test_strides_and_descriptors_of_a_workspace_are_those_of_its_padded_rows():
+    dims = ["b", "hq", "m"]
+    w = {"name": "w", "dtype": "f32", "dims": dims, "shape": [None] * 3, "pad": 4, "size": 1, "init": "none", "lifetime": "call"}
+    box = {"kind": "tensor_map", "tensor": "w", "dtype": "f32", "dims": [{"dim": d} for d in dims[::-1]], "box": [64, 1, 1], "swizzle": 0}
+    m = manifest(workspaces=[w])
+    strides = [{"kind": "stride", "tensor": "w", "dim": d} for d in dims]
+    m["kernels"]["fwd"]["params"] = [box, *strides, {"kind": "pointer", "tensor": "w"}]
+    plan = artifact.build(m, MEMBERS).program.plan(geometry(m=133), ("o",), DEVICE)
+    batch, heads = plan.sizes["b"], plan.sizes["hq"]
+    described, *strides, pointer = plan.steps[0].params
+    assert described.tensor == pointer.tensor == "w"
+    assert described.map.shape == (133, heads, batch)  # the padding is out of bounds
+    assert described.map.strides == (136 * 4, heads * 136 * 4)
+    assert [struct.unpack("<q", s.data)[0] for s in strides] == [heads * 136, 136, 1]
+
+
 @pytest.mark.parametrize("sizes", [dict(m=0), dict(n=0), dict(b=0), dict(hq=0, hkv=0)])
 def test_a_size_of_zero_plans_nothing(sizes):
     plan = program().plan(geometry(**sizes), ("o",), DEVICE)
