@@ -6,6 +6,10 @@ For each output and each norm (largest absolute value, Frobenius) apart:
 
 `err` is the distance to the float64 reference, `err_torch` that of eager PyTorch in the kernel's dtype, `eps` the output dtype's. The
 log-sum-exp instead keeps |err| <= 1e-4 + 1e-6 |ref| for every element. Infinities must sit where the reference has them; NaN never.
+
+Gradients are compared with torch.autograd over the forward, in float64 and in the kernel's dtype. Some are differences that cancel (dQ with
+one key is P (dP - delta) = 0, of two sums in f32), so `a` is at least what f32 leaves of them: eps(f32) sqrt(d) times the largest factors
+(dO, V, K and the scale for dQ), or for the Frobenius norm their root mean squares times the root of the number of elements.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import reference
+from . import gradients, reference
 from .errors import InputError
 from .torch_types import TORCH
 
@@ -59,6 +63,64 @@ def check(
     return rows
 
 
+def check_gradients(
+    forward: dict,
+    inputs: dict[str, torch.Tensor],
+    given: dict[str, torch.Tensor],
+    found: dict[str, torch.Tensor],
+    *,
+    exact: dict | None = None,
+    eager: dict | None = None,
+) -> list[Row]:
+    """Rows for each gradient of `found` ({argument: gradient}); `given`: {result: gradient that arrived}; `forward`: its semantics."""
+    if exact is None:
+        exact, eager = expected_gradients(forward, inputs, given, found)
+    rows = []
+    for argument in forward["args"]:
+        name = argument["name"]
+        if name in found:
+            least = {norm: cancelled(forward, inputs, given, name, size) for norm, size in (("max", _max), ("frobenius", _rms))}
+            eps = torch.finfo(TORCH[argument["dtype"]]).eps
+            rows += compare_tensor(f"d{name}", found[name], exact[name], eager[name], eps, least)
+    return rows
+
+
+def expected_gradients(forward: dict, inputs, given, wrt) -> tuple[dict, dict]:
+    """(float64 gradients, those of eager autograd in the kernel's dtype)."""
+    return gradients.gradients(forward, inputs, given, wrt), gradients.gradients(forward, inputs, given, wrt, eager=True)
+
+
+def cancelled(forward: dict, inputs, given, name: str, size) -> float:
+    """What f32 arithmetic may leave of a gradient whose terms cancel; `size`: of a tensor, by its largest element or its mean square."""
+    names = {a["name"] for a in forward["args"]}
+    gemms = [op for op in forward["body"] if op["op"] == "gemm"]
+    scores = [op["in"] for op in gemms if names.issuperset(op["in"])]
+    values = {n for op in gemms if not names.issuperset(op["in"]) for n in op["in"] if n in names}
+
+    def largest(tensors) -> float:
+        return max((float(size(t.double())) for t in tensors), default=0.0)
+
+    arriving = largest(given[r["name"]] for r in forward["results"] if given.get(r["name"]) is not None)
+    scored = arriving * max(1.0, largest(inputs[n] for n in values))
+    if any(name in pair for pair in scores):
+        scored *= largest(inputs[n] for pair in scores for n in pair if n != name or pair[0] == pair[1]) * _scale(forward)
+    found = arriving if name in values and not any(name in pair for pair in scores) else scored
+    depth = max((s for a in forward["args"] for d, s in zip(a["dims"], a["shape"]) if d in ("d", "dv") and s), default=1)
+    return torch.finfo(torch.float32).eps * depth**0.5 * found
+
+
+def _scale(forward: dict) -> float:
+    """The constant that scores are multiplied with first, 1 where there is none."""
+    for op in forward["body"]:
+        nodes = op.get("expr", []) if op["op"] == "map" else []
+        for node in nodes:
+            factors = [nodes[k] for k in node[1:]] if node[0] == "mul" else []
+            found = [abs(f[1]) for f in factors if f[0] == "const"]
+            if found and ["x", 0] in factors:
+                return found[0]
+    return 1.0
+
+
 def expected(semantics: dict, inputs: dict[str, torch.Tensor]) -> tuple[dict, dict]:
     """(float64 results, eager results in the kernel's dtype)."""
     return reference.evaluate(semantics, inputs), reference.evaluate(semantics, inputs, eager=True)
@@ -68,13 +130,14 @@ def lse_values(semantics: dict) -> set[str]:
     return {op["out"][1] for op in semantics["body"] if op["op"] == "softmax" and len(op["out"]) > 1}
 
 
-def compare_tensor(name: str, got, exact, eager, eps: float) -> list[Row]:
-    """The rows 'max' and 'frobenius' of one tensor."""
+def compare_tensor(name: str, got, exact, eager, eps: float, least: dict[str, float] | None = None) -> list[Row]:
+    """The rows 'max' and 'frobenius' of one tensor; `least`: for each norm, what an element's `a` is at least."""
+    least, count = least or {}, max(got.numel(), 1)
     note, got, exact, eager = _finite_parts(name, got, exact, eager)
     rows = []
-    for norm, size, floor in (("max", _max, 2 * eps), ("frobenius", torch.linalg.vector_norm, eps / 4)):
+    for norm, size, share, elements in (("max", _max, 2 * eps, 1), ("frobenius", torch.linalg.vector_norm, eps / 4, count)):
         err = float(size(got - exact))
-        limit = 2 * float(size(eager - exact)) + floor * float(size(exact))
+        limit = 2 * float(size(eager - exact)) + max(share * float(size(exact)), least.get(norm, 0.0) * elements**0.5)
         rows.append(Row(name, norm, err, limit, not note and err <= limit, note))
     return rows
 
@@ -109,3 +172,7 @@ def _finite_parts(name, got, exact, eager):
 
 def _max(t: torch.Tensor) -> float:
     return t.abs().max() if t.numel() else t.new_zeros(())
+
+
+def _rms(t: torch.Tensor) -> torch.Tensor:
+    return t.square().mean().sqrt() if t.numel() else t.new_zeros(())

@@ -14,6 +14,8 @@ from fa4c.ir.attn_signature import attn_functions
 from fa4c.ir.context import new_context, parse_module
 from fa4c.ir.semantics import from_function
 from fa4c.passes.registry import run_pipeline
+from fa4c.runtime import gradients as runtime_gradients
+from fa4c.runtime import reference
 
 CONTEXT = new_context()
 PASS = "attn-derive-backward"
@@ -246,10 +248,25 @@ def check(text: str, sizes: dict, *, options="", wrt=None, of=None, seed=0, tole
     results, want = expected(tree, sizes, inputs, wanted, {name.removeprefix("d"): g for name, g in gradients.items()})
     with CONTEXT:
         got = interpret_attn.run(function, {**inputs, **results, **gradients})
+    compare(got, want, tolerance)
+    check_runtime(tree, backward, inputs, results, gradients, want, tolerance)
+    return str(module)
+
+
+def check_runtime(tree, backward, inputs, results, gradients, want, tolerance) -> None:
+    """The runtime's reference: the derived tree evaluated, and autograd over the forward tree, which knows nothing of the derivation."""
+    by_result = runtime_gradients.incoming(tree, backward)
+    evaluated = reference.evaluate(backward, {**inputs, **results, **gradients})
+    compare({name: x.numpy() for name, x in evaluated.items()}, want, tolerance)
+    by_argument = runtime_gradients.outgoing(tree, backward)
+    found = runtime_gradients.gradients(tree, inputs, {by_result[name]: g for name, g in gradients.items()}, by_argument.values())
+    compare({name: found[argument].numpy() for name, argument in by_argument.items()}, want, tolerance)
+
+
+def compare(got, want, tolerance) -> None:
     for name, value in want.items():
         value = value.numpy()
         assert got[name].shape == value.shape, name
         assert not np.isnan(got[name]).any(), name
         scale = max(1.0, np.abs(value).max(initial=0.0))
         np.testing.assert_allclose(got[name] / scale, value / scale, rtol=0, atol=tolerance, err_msg=name)
-    return str(module)

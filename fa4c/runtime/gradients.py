@@ -1,0 +1,114 @@
+"""Gradients of a variant by torch.autograd over the reference evaluation of its forward: what a derived backward must equal.
+
+Nothing here knows how a backward is derived. `gradients` goes chunk by chunk, as results are sums of what chunks contribute, so that the
+scores of one chunk are held at a time. Names: a backward takes a gradient `d<result>` and gives `d<argument>` (`incoming`, `outgoing`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import InputError, ManifestError
+from .reference import Evaluator, sizes_of
+from .torch_types import TORCH
+
+
+def gradients(
+    forward: dict,
+    inputs: dict[str, torch.Tensor],
+    given: dict[str, torch.Tensor],
+    wrt=None,
+    dtype: torch.dtype = torch.float64,
+    *,
+    eager: bool = False,
+) -> dict[str, torch.Tensor]:
+    """{argument: gradient} in memory layout, for the arguments `wrt` (default: all floating ones).
+
+    `forward`: the semantics of the forward; `given`: {result: gradient that arrives}. Computed in `dtype`; `eager=True`: as eager PyTorch
+    would under autograd, every value and gradient in the kernel's dtype, each result in its argument's. Rows that see nothing have
+    gradient 0.
+    """
+    wrt = floating(forward["args"]) if wrt is None else list(wrt)
+    leaves = {name: _leaf(tensor, None if eager else dtype, name in wrt) for name, tensor in inputs.items()}
+    results = [r for r in forward["results"] if given.get(r["name"]) is not None]
+    total = {name: torch.zeros_like(leaves[name], memory_format=torch.contiguous_format) for name in wrt}
+    with torch.enable_grad():
+        sizes = sizes_of({**forward, "args": [*forward["args"], *results]}, {**inputs, **given})
+        evaluator = Evaluator(forward, leaves, dtype, eager, sizes)
+        for chunk in evaluator.chunks():
+            pairs = [_pair(evaluator, chunk, r, given[r["name"]], None if eager else dtype) for r in results]
+            pairs = [(value, gradient) for value, gradient in pairs if value.requires_grad]
+            if not pairs:
+                continue
+            values, arriving = zip(*pairs)
+            for name, found in zip(wrt, torch.autograd.grad(values, [leaves[n] for n in wrt], arriving, allow_unused=True)):
+                if found is not None:
+                    total[name] += found
+    return total
+
+
+def _leaf(tensor: torch.Tensor, dtype, wanted: bool) -> torch.Tensor:
+    """An input cut off from the caller's graph, in `dtype` (None: its own)."""
+    cut = tensor.detach()
+    return (cut if dtype is None or not cut.is_floating_point() else cut.to(dtype)).requires_grad_(wanted)
+
+
+def _pair(evaluator: Evaluator, chunk, result: dict, gradient: torch.Tensor, dtype):
+    """A chunk's contribution to a result, and the part of the result's gradient that belongs to it."""
+    value, heads = chunk.contribution(result)
+    part = evaluator.part(result, gradient.detach(), chunk.b).index_select(0, heads)
+    return value, part.to(value.dtype if dtype is None else dtype)
+
+
+def floating(tensors) -> list[str]:
+    """Names of the arguments or results that can have a gradient."""
+    return [t["name"] for t in tensors if TORCH[t["dtype"]].is_floating_point]
+
+
+def incoming(forward: dict, backward: dict) -> dict[str, str]:
+    """{argument of the backward that is a gradient: the result of the forward it belongs to}."""
+    known = {t["name"] for t in (*forward["args"], *forward["results"])}
+    names = [r["name"] for r in forward["results"]]
+    return {a["name"]: _belongs_to(a["name"], names, backward) for a in backward["args"] if a["name"] not in known}
+
+
+def outgoing(forward: dict, backward: dict) -> dict[str, str]:
+    """{result of the backward: the argument of the forward whose gradient it is}."""
+    names = [a["name"] for a in forward["args"]]
+    return {r["name"]: _belongs_to(r["name"], names, backward) for r in backward["results"]}
+
+
+def saved(forward: dict, backward: dict) -> list[str]:
+    """Results of the forward that the backward reads (O, LSE)."""
+    read = {a["name"] for a in backward["args"]}
+    return [r["name"] for r in forward["results"] if r["name"] in read]
+
+
+def _belongs_to(gradient: str, names, backward: dict) -> str:
+    """X of `dX`; the derivation adds `_` where that name was taken."""
+    name = gradient.removeprefix("d")
+    while name not in names and name.endswith("_"):
+        name = name[:-1]
+    if name not in names or not gradient.startswith("d"):
+        raise ManifestError(
+            f"{gradient!r} is no gradient of {', '.join(names)}",
+            where=f"semantics of {backward.get('name', '?')}",
+            why="gradients are called d<name>",
+        )
+    return name
+
+
+def check_given(forward: dict, backward: dict, given: dict) -> None:
+    """Refuse gradients that the backward does not take: they would be lost."""
+    taken = set(incoming(forward, backward).values())
+    for name, gradient in given.items():
+        if gradient is not None and name not in taken:
+            raise InputError(
+                f"the gradient of {name} arrives, but this backward takes none for it",
+                where=backward.get("name", "backward"),
+                why=f"it was derived for {', '.join(sorted(taken))}",
+                fix=f"derive it with attn-derive-backward{{of={','.join([*sorted(taken), name])}}}, or detach {name}",
+            )
+
+
+__all__ = ["check_given", "floating", "gradients", "incoming", "outgoing", "saved"]
