@@ -1,8 +1,8 @@
 """Tell the L2 cache which bytes to keep: loads of block loops, which other CTAs read too, and loads that happen once a tile.
 
-The CTAs of one head read the same K and V; each reads its own Q once. If Q (and what other kernels left) goes first, K and V stay longer. The
-hint is a policy operand of the copy and costs nothing else. Whether it gains anything is the cache's business: off unless the target's data
-say that a measurement showed a gain.
+The CTAs of one head read the same K and V; each reads its own Q once. If Q (and what other kernels left) goes first, K and V stay longer.
+The hint is a policy operand of the copy and costs nothing else. Whether it gains anything is the cache's business: off unless the
+target's data say that a measurement showed a gain.
 
 `repeated` is for loads inside a loop, `once` for those outside: "evict_first", "evict_last", "none", or "target" for the target's choice.
 A priority that a load already has stays.

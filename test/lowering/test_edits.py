@@ -77,7 +77,9 @@ def test_the_number_of_buffers_reaches_the_kernel(buffers):
 
 def test_a_priority_in_l2_reaches_the_copies():
     """Each load has its own policy operand, and a kernel with hints is still right."""
-    hinted = GEMM.replace("buffers = 4}", 'buffers = 4, l2 = "evict_first"}', 1).replace("buffers = 4}", 'buffers = 4, l2 = "evict_last"}', 1)
+    hinted = GEMM
+    for priority in ("evict_first", "evict_last"):
+        hinted = hinted.replace("buffers = 4}", f'buffers = 4, l2 = "{priority}"}}', 1)
     made = compiled.kernel_of_text(hinted, "gemm.mlir")
     copies = [line for line in made[1]["gemm.ptx"].decode().splitlines() if "cp.async.bulk.tensor" in line and "shared::cta.global" in line]
     policies = dict(re.findall(r"createpolicy\.fractional\.L2::(\w+)\.b64\s+(%rd\d+), 1", made[1]["gemm.ptx"].decode()))
