@@ -72,6 +72,8 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
     that its rows are allocated in multiples of `pad` elements: TMA wants strides of 16 bytes, and what lies beyond the problem's size
     is not seen. `semantics` is the variant's expression tree as JSON text (design.md section 5), absent for programs that are not
     attention.
+
+    An `scf.if` around launches chooses between kernels by the problem's sizes. Both of its branches launch something.
     """
 
     sym_name: ir.StringAttr
@@ -102,7 +104,22 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
             return op_error(self, f"describes two tensors of the name '{twice}'", why="callers pass tensors by name")
         if not any(op.operation.name == "tile.launch" for op in _operations(self.body)):
             return op_error(self, "launches no kernel", why="nothing would write its outputs", fix='add a "tile.launch"')
-        return no_stray_attributes(self.body)
+        return all(_is_whole_choice(op) for op in _operations(self.body)) and no_stray_attributes(self.body)
+
+
+def _is_whole_choice(op) -> bool:
+    """Whichever way control flow of the host goes, something is launched; a launcher knows no loops."""
+    launching = [any(inner.operation.name == "tile.launch" for inner in _operations(region)) for region in op.operation.regions]
+    if not any(launching):
+        return True
+    if op.operation.name != "scf.if":
+        return op_error(op, "launches kernels", why="a launcher runs each step once", fix="choose between launches by scf.if")
+    return all(launching) or op_error(
+        op,
+        "launches a kernel in one of its branches only",
+        why="for the sizes that take the other branch nothing would write the outputs",
+        fix='put a "tile.launch" into both branches, or remove the scf.if',
+    )
 
 
 def _tensor_entry_problem(kind, entry) -> str:

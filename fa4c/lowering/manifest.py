@@ -44,9 +44,27 @@ def make(module, binaries: dict, *, target: str, direction: str) -> dict:
         "semantics": json.loads(host.semantics.value) if host.semantics is not None else {},
         "tensors": tensors,
         "workspaces": workspaces,
-        "steps": [{"op": "launch", "kernel": launch.name} for launch in launches],
+        "steps": [_step(launch) for launch in launches],
         "kernels": {launch.name: _kernel(launch, binaries[launch.name], stem(launches, launch)) for launch in launches},
     }
+
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
+
+
+def _step(launch) -> dict:
+    """`when` is left out for a launch that stands in no branch."""
+    step = {"op": "launch", "kernel": launch.name}
+    terms = [_condition(index_expression(value, launch.host), holds) for value, holds in launch.when]
+    return step | ({"when": terms[0] if len(terms) == 1 else ["and", *terms]} if terms else {})
+
+
+def _condition(expression, holds: bool):
+    if holds:
+        return expression
+    if isinstance(expression, list) and expression[0] in _OPPOSITE:
+        return [_OPPOSITE[expression[0]], *expression[1:]]
+    return ["not", expression]
 
 
 def stem(launches, launch) -> str:

@@ -18,11 +18,15 @@ from .source_text import Lines
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of the host function: `op`, a tile.launch of `host`, and the warp.kernel that it names."""
+    """One launch of the host function: `op`, a tile.launch of `host`, and the warp.kernel that it names.
+
+    `when`: (an i1 of the host, what it must be) for each branch that the launch stands in.
+    """
 
     host: object
     op: object
     kernel: object
+    when: tuple = ()
 
     @property
     def name(self) -> str:
@@ -52,16 +56,26 @@ def launches(module: ir.Module) -> list[Launch]:
             fix="bring every tile.kernel to the warp level first: warp-specialize",
         )
     found = {}
-    for op in hosts[0].body.blocks[0].operations:
-        if isinstance(op, tile.LaunchOp):
-            found[op.kernel.value] = _launch(hosts[0], op, kernels, found)
+    for op, when in _launch_ops(hosts[0].body.blocks[0]):
+        found[op.kernel.value] = _launch(hosts[0], op, kernels, found, when)
     for name, kernel in kernels.items():
         if name not in found:
             raise op_diagnostic(kernel, "is never launched", why="an artifact holds what its host runs", fix="launch or remove it")
     return list(found.values())
 
 
-def _launch(host, op, kernels, before) -> Launch:
+def _launch_ops(block, when=()):
+    """(launch, its conditions), in order."""
+    for op in block.operations:
+        if isinstance(op, tile.LaunchOp):
+            yield op, when
+        elif op.operation.name == "scf.if":
+            for region, holds in zip(op.operation.regions, (True, False)):
+                for inner in region.blocks:
+                    yield from _launch_ops(inner, (*when, (op.operation.operands[0], holds)))
+
+
+def _launch(host, op, kernels, before, when) -> Launch:
     name = op.kernel.value
     if name not in kernels:
         raise op_diagnostic(op, f"launches @{name}, but no warp.kernel is called so", why=f"there are @{', @'.join(kernels)}")
@@ -77,7 +91,7 @@ def _launch(host, op, kernels, before) -> Launch:
             f"passes {len(given)} arguments of other types than the {len(taken)} that @{name} takes",
             why="tensors come first, then scalars, types equal",
         )
-    return Launch(host, op, kernels[name])
+    return Launch(host, op, kernels[name], when)
 
 
 def entries_of(launch: Launch) -> dict:

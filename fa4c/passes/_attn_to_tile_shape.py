@@ -44,13 +44,13 @@ def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int =
     rows = [block_m] if block_m else [target.mma.m * groups for groups in _COMPUTE_WARPGROUPS]
     columns = [block_n] if block_n else list(range(_COLUMN_STEP, min(_WIDEST, target.mma.n_max) + 1, _COLUMN_STEP))
     candidates = [Shape(m, n, buffers or _DEFAULT_BUFFERS) for m in rows for n in columns]
-    fitting = [shape for shape in candidates if _problem(demand, target, shape) == ""]
+    fitting = [shape for shape in candidates if problem_with(demand, target, shape) == ""]
     if not fitting:
         smallest = min(candidates, key=lambda s: s.block_m * s.block_n)
         raise op_diagnostic(
             op,
             f"does not fit with block_m = {smallest.block_m}, block_n = {smallest.block_n}, buffers = {smallest.buffers}",
-            why=_problem(demand, target, smallest),
+            why=problem_with(demand, target, smallest),
             fix="choose smaller blocks, fewer buffers, or fewer results in one function",
         )
     return min(fitting, key=lambda s: (1 / s.block_m + 1 / s.block_n, -s.block_n))
@@ -81,7 +81,7 @@ def _check_options(op, target, block_m, block_n, buffers) -> None:
         )
 
 
-def _problem(demand: Demand, target, shape: Shape) -> str:
+def problem_with(demand: Demand, target, shape: Shape) -> str:
     """What does not fit, in numbers; "" if all does."""
     warpgroups = shape.block_m // target.mma.m
     registers, budget = _registers(demand, target, shape), _budget(target, warpgroups)

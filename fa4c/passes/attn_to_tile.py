@@ -6,7 +6,8 @@ global memory, which is why attention is done in blocks at all. A softmax become
 block to block, accumulators are multiplied by what the maximum grew, and are divided by the row sum once at the end.
 
 Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks need no mask; other masks are evaluated in every block.
-Keys past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`.
+Keys past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`. Where the best one depends on
+the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`.
 
 Before:  %s = "attn.gemm"(%q, %k) {transpose_b = true} ...   %p, %lse = "attn.softmax"(%s) ...   %o = "attn.gemm"(%pc, %v) ...
 After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile.kernel" with
@@ -20,19 +21,23 @@ import json
 
 from ..ir.attn_signature import attn_functions, memory_order
 from ..ir.diagnostics import Diagnostic, op_diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, ir, scf
 from ..ir.tile import HostOp, KernelOp, LaunchOp, tile_type
 from ..targets import of as target_of
+from ._attn_to_tile_configurations import MEASURED, choose_configurations
 from ._attn_to_tile_frame import dim_of
 from ._attn_to_tile_kernel import Kernel
 from ._attn_to_tile_plan import SPACE, Plan, Score, make_plan
-from ._attn_to_tile_shape import Demand, choose_shape
+from ._attn_to_tile_shape import Demand
 from ._tile_map import erase_unused
 from .registry import register_pass
+from .tile_l2_hints import hint_loads
 
 
 @register_pass("attn-to-tile")
-def attn_to_tile(module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffers: int = 0) -> None:
+def attn_to_tile(
+    module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffers: int = 0, configurations: str = MEASURED
+) -> None:
     functions = attn_functions(module)
     if len(functions) != 1:
         raise Diagnostic(
@@ -45,11 +50,15 @@ def attn_to_tile(module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffe
     plan = make_plan(function)
     _check_operands(plan, target)
     step = target.mma.k
-    shape = choose_shape(function, _demand(plan, step), target, block_m=block_m, block_n=block_n, buffers=buffers)
+    chosen = choose_configurations(
+        function, plan, demand_of(plan, step), target, wanted=configurations, block_m=block_m, block_n=block_n, buffers=buffers
+    )
     semantics = _semantics(module, function)
+    names = [_kernel_name(plan) + (f"_{c.label}" if len(chosen) > 1 else "") for c in chosen]
     with ir.InsertionPoint(function), function.location:
-        _emit_host(plan, shape, semantics)
-        _emit_kernel(plan, shape, lambda size: _padded(size, step))
+        _emit_host(plan, list(zip(names, chosen, strict=True)), semantics)
+        for name, configuration in zip(names, chosen, strict=True):
+            _emit_kernel(plan, name, configuration, lambda size: _padded(size, step))
     function.operation.erase()
 
 
@@ -81,7 +90,7 @@ def _check_operands(plan: Plan, target) -> None:
                 )
 
 
-def _demand(plan: Plan, step: int) -> Demand:
+def demand_of(plan: Plan, step: int) -> Demand:
     rows, columns, accumulators = {}, [], []
     for operation in plan.operations:
         if operation.name != "attn.gemm":
@@ -145,7 +154,8 @@ def _entry(role: str, tensor, order) -> ir.DictAttr:
     return ir.DictAttr.get(entry)
 
 
-def _emit_host(plan: Plan, shape, semantics) -> None:
+def _emit_host(plan: Plan, kernels: list, semantics) -> None:
+    """`kernels`: (name, configuration) of each; the host launches the first whose limit holds."""
     tensors = _tensors(plan)
     host = HostOp(
         sym_name=ir.StringAttr.get(plan.facts.name),
@@ -163,19 +173,39 @@ def _emit_host(plan: Plan, shape, semantics) -> None:
                         return dim_of(argument, order.index(name))
             return one
 
-        rows = arith.constant(ir.IndexType.get(), shape.block_m)
-        grid = [arith.ceildivsi(size("m"), rows), size("hq", "hkv"), size("b")]
-        LaunchOp(kernel=ir.FlatSymbolRefAttr.get(_kernel_name(plan)), grid=grid, tensors=list(block.arguments), scalars=[])
+        def launch(name, configuration):
+            rows = arith.constant(ir.IndexType.get(), configuration.shape.block_m)
+            grid = [arith.ceildivsi(size("m"), rows), size("hq", "hkv"), size("b")]
+            LaunchOp(kernel=ir.FlatSymbolRefAttr.get(name), grid=grid, tensors=list(block.arguments), scalars=[])
+
+        _emit_choice(kernels, size, launch)
 
 
-def _emit_kernel(plan: Plan, shape, padded) -> None:
+def _emit_choice(kernels: list, size, launch) -> None:
+    (name, configuration), *others = kernels
+    if not others:
+        launch(name, configuration)
+        return
+    which, most = configuration.limit
+    fits = arith.cmpi(arith.CmpIPredicate.sle, size(which), arith.constant(ir.IndexType.get(), most))
+    branch = scf.IfOp(fits, has_else=True)
+    with ir.InsertionPoint(branch.then_block):
+        launch(name, configuration)
+        scf.YieldOp([])
+    with ir.InsertionPoint(branch.else_block):
+        _emit_choice(others, size, launch)
+        scf.YieldOp([])
+
+
+def _emit_kernel(plan: Plan, name: str, configuration, padded) -> None:
     tensors = _tensors(plan)
-    kernel = KernelOp(sym_name=ir.StringAttr.get(_kernel_name(plan)))
+    kernel = KernelOp(sym_name=ir.StringAttr.get(name))
     block = _region_block(kernel, tensors)
     with ir.InsertionPoint(block):
         named = {tensor.name: argument for argument, (_, tensor, _, _) in zip(block.arguments, tensors, strict=True)}
-        Kernel(plan, shape, padded, named).emit()
+        Kernel(plan, configuration.shape, padded, named).emit()
     erase_unused(block)
+    hint_loads(kernel, *configuration.l2)
 
 
 def _kernel_name(plan: Plan) -> str:

@@ -154,6 +154,11 @@ def _instructions(op) -> dict[str, float]:
     return _SEVERAL.get(name, {"alu": 1})
 
 
+def special_work(block) -> int:
+    """Instructions of the special-function unit in a region, for one element."""
+    return int(sum(_instructions(op).get("mufu", 0) for op in block.operations))
+
+
 def _only_feeds_a_sum(op) -> bool:
     users = [use.owner for use in op.operation.results[0].uses]
     return len(users) == 1 and users[0].operation.name in ("arith.addf", "arith.subf")

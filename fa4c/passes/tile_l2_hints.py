@@ -16,7 +16,7 @@ Run before tile-persistent, which puts all loads into a loop. Source: FlashAtten
 from typing import Literal
 
 from ..ir.mlir import ir
-from ..ir.tile import LoadOp
+from ..ir.tile import KernelOp, LoadOp
 from ..targets import of as target_of
 from ._tile_map import operations_in
 from .registry import register_pass
@@ -30,6 +30,13 @@ def tile_l2_hints(module: ir.Module, *, repeated: Priority = "target", once: Pri
     repeated = target.l2_repeated if repeated == "target" else repeated
     once = target.l2_once if once == "target" else once
     for op in operations_in(module):
+        if isinstance(op, KernelOp):
+            hint_loads(op, repeated, once)
+
+
+def hint_loads(kernel, repeated: str, once: str) -> None:
+    """Give the loads of a tile.kernel these priorities; those that have one keep it."""
+    for op in operations_in(kernel):
         if isinstance(op, LoadOp) and op.l2 is None:
             priority = repeated if op.operation.parent.name == "scf.for" else once
             if priority != "none":

@@ -104,7 +104,10 @@ def _queue_type():
 
 def _add_queue(launch):
     """A workspace of the host, one a kernel: two counters that start at 0 and are left at 0."""
-    host = launch.operation.parent.opview
+    operation = launch.operation
+    while operation.name != "tile.host":  # it may stand in a branch
+        operation = operation.parent
+    host = operation.opview
     taken = {entry["name"].value for entry in host.tensors}
     name = next(name for name in ("queue", *(f"queue_{n}" for n in range(2, len(taken) + 3))) if name not in taken)
     entry = f'{{name = "{name}", role = "workspace", dims = ["counters"], init = "zero", lifetime = "cached"}}'

@@ -153,7 +153,6 @@ class Program:
         for name in ("b", "hq", "hkv", "m", "n", "d", "dv"):
             env.setdefault(name, 1)  # an expression may name an axis that this variant lacks
         geometry.update({w["name"]: _workspace_geometry(w, env) for w, _ in self._workspaces if "dims" in w})
-        plan.workspaces = [Workspace(w["name"], w["dtype"], size(env), w["init"], w["lifetime"]) for w, size in self._workspaces]
         for step, when in self._steps:
             if when is not None and not when(env):
                 continue
@@ -169,6 +168,10 @@ class Program:
                 why="every launch has a 'when' that does not hold here",
                 fix="compile the variant again with a configuration for these sizes",
             )
+        used = _buffers_of(plan.steps)
+        plan.workspaces = [
+            Workspace(w["name"], w["dtype"], size(env), w["init"], w["lifetime"]) for w, size in self._workspaces if w["name"] in used
+        ]
         return plan
 
     def _size(self, sizes, dim, name):
@@ -221,6 +224,12 @@ class Program:
                 fix="use smaller sizes in one call",
             )
         return struct.pack(_PACK[dtype, number < 0], number)
+
+
+def _buffers_of(steps) -> set[str]:
+    """Names of all tensors and workspaces that these steps read or write."""
+    fills = {step.buffer for step in steps if isinstance(step, Fill)}
+    return fills.union(*({p.tensor for p in step.params if p.tensor is not None} for step in steps if isinstance(step, Launch)))
 
 
 def _workspace_geometry(w: dict, env: dict) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -76,6 +76,7 @@ class Target:
     exp2_emulation_from: float = 1.25  # ... by this factor over the tensor cores
     l2_repeated: str = "none"  # which priority in L2 the loads of block loops ask for (`tile-l2-hints`); not "none" only where measured
     l2_once: str = "none"  # ... and loads that happen once a tile
+    tuned: tuple[dict, ...] = ()  # block shapes measured on such a GPU, and where: NAME_tuned.json, written by `fa4c tune`
     refusal: str = ""
 
 
