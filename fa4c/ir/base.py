@@ -140,8 +140,9 @@ def make_operation_base(dialect: type) -> type:
 def _init_with_optional(init, optional_attrs, inferred_segments):
     def __init__(self, *args, **kwargs):
         given = {k: kwargs.pop(k) for k in list(kwargs) if k in optional_attrs}
-        # `ext` takes a false attribute for an absent one; as a plain Attribute, BoolAttr(false) is true
-        init(self, *args, **{k: ir.Attribute(v) if isinstance(v, ir.BoolAttr) else v for k, v in kwargs.items()})
+        # `ext` takes a false attribute for an absent one; as a plain Attribute, BoolAttr(false) and an empty array are true
+        falsy = (ir.BoolAttr, ir.DenseI64ArrayAttr)
+        init(self, *args, **{k: ir.Attribute(v) if isinstance(v, falsy) else v for k, v in kwargs.items()})
         for name, value in given.items():
             if value is not None:
                 self.attributes[name] = value

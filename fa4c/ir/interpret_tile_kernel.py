@@ -67,7 +67,7 @@ class Step:
             self.stage = op.stage.value
             self.order = op.order.value if op.order is not None else None
             self.captured = [value for region in operation.regions for value in captured(region)]
-        if self.name == "tile.load":
+        if self.name in ("tile.load", "tile.to_shared"):
             self.buffers = op.buffers.value
         if self.name in ("scf.for", "scf.if", "tile.walk"):
             self.blocks = [Block(region.blocks[0], mode) for region in operation.regions if len(region.blocks)]

@@ -53,6 +53,13 @@ def _clip(whole_shape, coords, dims, shape):
     return tuple(inside), tuple(whole)
 
 
+def add_to_box(target: np.ndarray, coords, dims, tile: np.ndarray) -> None:
+    """Add `tile` to the box at `coords`; what lies outside of `target` is dropped."""
+    inside, whole = _clip(target.shape, coords, dims, tile.shape)
+    if inside is not None:
+        target[whole] += tile[inside]
+
+
 def load_element(source: np.ndarray, coords) -> np.ndarray:
     """source[coords], elementwise over arrays of coordinates; 0 out of bounds."""
     if source.ndim == 0:
@@ -109,13 +116,25 @@ def _store(op, mode):
     return compute
 
 
+def _global_add(op, mode):
+    dims = list(op.dims)
+
+    def compute(operands, outer):
+        tile, target, *coords = operands
+        with np.errstate(all="ignore"):
+            add_to_box(target, coords, dims, tile if dims else tile.sum(dtype=tile.dtype))
+        return []
+
+    return compute
+
+
 def _mma(op, mode):
-    transpose_b = op.transpose_b.value
+    transpose_a, transpose_b = op.transpose_a.value, op.transpose_b.value
 
     def compute(operands, outer):
         a, b, *acc = operands
         with np.errstate(all="ignore"):
-            product = a @ (b.T if transpose_b else b)
+            product = (a.T if transpose_a else a) @ (b.T if transpose_b else b)
             return [acc[0] + product if acc else product]
 
     return compute
@@ -194,6 +213,7 @@ _READERS: dict[str, Callable[[object, str], Compute]] = {
     "tile.exp2": _external,
     "tile.load": _load,
     "tile.store": _store,
+    "tile.global_add": _global_add,
     "tile.mma": _mma,
     "tile.map": _map,
     "tile.reduce": _reduce,

@@ -32,7 +32,7 @@ class Smem(Tile.Attribute, name="smem"):
 
 
 class Reg(Tile.Attribute, name="reg"):
-    """A tile spread over the registers of the CTA's compute warpgroups, 64 rows each."""
+    """A tile spread over the registers of the CTA's compute warpgroups: 64 rows each, or the share of the columns of a tile of 64 rows."""
 
 
 class Tmem(Tile.Attribute, name="tmem"):
@@ -302,14 +302,15 @@ class LoadOp(Scheduled, name="load"):
 
 
 class MmaOp(Scheduled, name="mma"):
-    """out = acc + a @ b, or a @ b^T with `transpose_b`, in f32, asynchronously. Without `acc` the sum starts at 0.
+    """out = acc + a @ b, in f32, asynchronously; a^T with `transpose_a`, b^T with `transpose_b`. Without `acc` the sum starts at 0.
 
-    `b` is in shared memory; `a` in shared memory or registers (then it was computed here).
+    `b` is in shared memory; `a` in shared memory or registers (then it was computed here, and cannot be transposed).
     """
 
     a: ext.Operand[Any]
     b: ext.Operand[Any]
     acc: ext.Operand[Any] | None
+    transpose_a: Any = optional(ir.BoolAttr, "false")
     transpose_b: Any = optional(ir.BoolAttr, "false")
     out: ext.Result[Any]
 
@@ -319,13 +320,22 @@ class MmaOp(Scheduled, name="mma"):
                 return False
         rows, depth = self.a.type.shape
         depth_b, columns = self.b.type.shape
+        if self.transpose_a.value:
+            rows, depth = depth, rows
+            if space_of(self.a.type) == "reg":
+                return op_error(
+                    self,
+                    "transposes an operand a in registers",
+                    why="each thread holds parts of rows, which it would have to trade for columns",
+                    fix='put it into shared memory first: "tile.to_shared"',
+                )
         if self.transpose_b.value:
             depth_b, columns = columns, depth_b
         if depth != depth_b:
             return op_error(
                 self,
                 f"needs one contracted size, but a has {depth} and b has {depth_b}",
-                why="a @ b sums over a's columns and b's rows (b's columns with transpose_b)",
+                why="a @ b sums over a's columns and b's rows (a's rows with transpose_a, b's columns with transpose_b)",
             )
         if self.a.type.element_type != self.b.type.element_type:
             return op_error(self, f"needs one dtype for a and b, but they have {self.a.type.element_type} and {self.b.type.element_type}")
@@ -469,14 +479,17 @@ class VoteAnyOp(Scheduled, name="vote_any"):
 
 
 class ToSharedOp(Scheduled, name="to_shared"):
-    """out = x, in shared memory."""
+    """out = x, in shared memory. In a loop the tile lives in one of `buffers` rotating copies."""
 
     x: ext.Operand[Any]
+    buffers: Any = optional(ir.IntegerAttr, "1 : i64")
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
         if not (_in_space(self, "x", self.x, "reg", rank=2) and _in_space(self, "out", self.out, "smem", rank=2)):
             return False
+        if self.buffers.value < 1:
+            return op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}")
         same = list(self.x.type.shape) == list(self.out.type.shape) and self.x.type.element_type == self.out.type.element_type
         return same or op_error(self, f"copies {self.x.type} to {self.out.type}", why="shape and dtype stay")
 
@@ -504,6 +517,28 @@ class StoreOp(Scheduled, name="store"):
                 fix='put it there first: "tile.to_shared"' if rank == 1 else "",
             )
         return _check_box(self, self.target.type, self.tile.type)
+
+
+class GlobalAddOp(Scheduled, name="global_add"):
+    """target's box at `coords` += x, element by element, atomically; what lies out of bounds is dropped. f32, from registers.
+
+    `dims` are the two dimensions of the target that rows and columns run along. A row vector has none: all its rows are added to the
+    one element at `coords`. CTAs add in any order, so that the last bits of a sum of three or more differ between runs.
+    """
+
+    x: ext.Operand[Any]
+    target: ext.Operand[Any]
+    coords: Sequence[ext.Operand[ir.IndexType]]
+    dims: ir.DenseI64ArrayAttr
+
+    def verify_op(self) -> bool:
+        if not (_in_space(self, "x", self.x, "reg") and _in_space(self, "target", self.target, "gmem")):
+            return False
+        if str(self.x.type.element_type) != "f32":
+            return op_error(self, f"adds {self.x.type}", why="sums over CTAs are f32", fix="cast it in a map")
+        if self.x.type.rank == 1 and not len(self.dims):
+            return _check_coords(self, self.target.type) and _check_element(self, self.target.type, self.x.type)
+        return _in_space(self, "x", self.x, "reg", rank=2) and _check_box(self, self.target.type, self.x.type)
 
 
 # ------------------------------------------------------------------------------------------------ scalars in map regions
@@ -644,10 +679,22 @@ def _axis_in_range(op, name, axis, rank) -> bool:
     return 0 <= axis < rank or op_error(op, f"has {name} = {axis}, but the tensor has dimensions 0 to {rank - 1}")
 
 
+def _check_coords(op, whole) -> bool:
+    return len(op.coords) == whole.rank or op_error(
+        op, f"needs {whole.rank} coordinates, but has {len(op.coords)}", why=f"the tensor is {whole}"
+    )
+
+
+def _check_element(op, whole, tile) -> bool:
+    return tile.element_type == whole.element_type or op_error(
+        op, f"moves {tile.element_type} out of or into a tensor of {whole.element_type}", why="copies do not convert"
+    )
+
+
 def _check_box(op, whole, tile) -> bool:
     """`op.coords` and `op.dims` place `tile` in `whole`."""
-    if len(op.coords) != whole.rank:
-        return op_error(op, f"needs {whole.rank} coordinates, but has {len(op.coords)}", why=f"the tensor is {whole}")
+    if not _check_coords(op, whole):
+        return False
     dims = list(op.dims)
     if len(dims) != tile.rank:
         return op_error(
@@ -662,9 +709,7 @@ def _check_box(op, whole, tile) -> bool:
         )
     if dims != sorted(set(dims)):
         return op_error(op, f"has dims = {dims}, which are not ascending")
-    return tile.element_type == whole.element_type or op_error(
-        op, f"moves {tile.element_type} out of or into a tensor of {whole.element_type}", why="copies do not convert"
-    )
+    return _check_element(op, whole, tile)
 
 
 def _x(shape) -> str:

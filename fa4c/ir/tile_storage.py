@@ -2,7 +2,7 @@
 
 `ValueStore` is SSA: a result is an array of its own. `PhysicalStore` gives each operation a place that later iterations use again:
 
-- shared memory: `buffers` copies for each `tile.load`, one for each `tile.to_shared`; iteration i writes copy i % buffers;
+- shared memory: `buffers` copies for each `tile.load` and `tile.to_shared`; iteration i writes copy i % buffers;
 - tensor memory: the columns that the type names, in one array of 128 lanes x 512 columns, so that aliases overlap;
 - registers: one place for each operation. An MMA sums into the place of its `acc`, so a chain through accumulators is one place.
 

@@ -2,8 +2,8 @@
 
 A `warp.kernel` is imperative. Register fragments and shared-memory buffers are storage that operations write into, so that each line is
 one line (or loop) of CuTe-DSL. A fragment's type is the tile of the whole CTA; the compute warpgroups hold 64 consecutive rows each, in
-the layout of a wgmma accumulator (PTX ISA, wgmma register fragments). Scalars stay SSA: `arith` on index, `scf.for` and `scf.if` for
-control.
+the layout of a wgmma accumulator (PTX ISA, wgmma register fragments). Where the tile has 64 rows, but the role several warpgroups, each
+holds all rows and its share of neighbouring columns. Scalars stay SSA: `arith` on index, `scf.for` and `scf.if` for control.
 
 Top level of a kernel: tensor maps, buffers, pipelines, `init_barriers`, then one `warp.role` for each group of warps.
 """
@@ -332,15 +332,18 @@ class TmaLoadOp(Operation, name="tma_load"):
 
 
 class StoreSharedOp(Operation, name="store_shared"):
-    """buffer[0] = fragment, by stmatrix; each warpgroup its rows."""
+    """buffer[slot] = fragment, by stmatrix; each warpgroup what it holds. Without `slot`: buffer[0]."""
 
     buffer: ext.Operand[Any]
     source: ext.Operand[Any]
+    slot: ext.Operand[Any] | None
 
     def verify_op(self) -> bool:
         buffer, source = self.buffer.type, self.source.type
         if not (_is_buffer(self, self.buffer) and _is_fragment(self, "source", self.source)):
             return False
+        if self.slot is not None and not is_slot_number(self.slot):
+            return op_error(self, f"has slot of type {self.slot.type}", why="a buffer's slot is an index")
         if list(buffer.shape)[1:] != list(source.shape) or buffer.element_type != source.element_type:
             return op_error(self, f"copies {source} into {buffer}", why="rows, columns and dtype stay")
         return bits_of(source.element_type) == 16 or op_error(self, f"stores {source.element_type}", why="stmatrix moves 16-bit elements")
@@ -392,6 +395,36 @@ class StoreRowsOp(Operation, name="store_rows"):
         )
 
 
+class GlobalAddOp(Operation, name="global_add"):
+    """target's box at `coords` += source, element by element, atomically: each thread what it holds; what is out of bounds is dropped.
+
+    `dims`: the dimensions that rows and columns run along. `vector`: 2, if each thread's pairs of neighbouring columns lie at multiples
+    of 8 bytes and inside or outside together; else 1. A row vector (no dims) is added up over each warp's rows first, to one element.
+    """
+
+    source: ext.Operand[Any]
+    target: ext.Operand[Any]
+    coords: Sequence[ext.Operand[Any]]
+    dims: ir.DenseI64ArrayAttr
+    vector: ir.IntegerAttr
+
+    def verify_op(self) -> bool:
+        if not _is_fragment(self, "source", self.source):
+            return False
+        source, target = self.source.type, self.target.type
+        if space_of(target) != "gmem":
+            return op_error(self, f"needs a target in #tile.gmem, but has {target}")
+        if len(self.coords) != target.rank:
+            return op_error(self, f"has {len(self.coords)} coordinates for {target}", why="one for each dimension")
+        if str(source.element_type) != "f32" or str(target.element_type) != "f32":
+            return op_error(self, f"adds {source.element_type} to {target.element_type}", why="both are f32")
+        dims = list(self.dims)
+        right = dims == [] if source.rank == 1 else len(dims) == 2 and 0 <= dims[0] < dims[1] == target.rank - 1
+        if not right:
+            return op_error(self, f"has dims = {dims} for {source}", why="rows and the last dimension; none for a row vector")
+        return self.vector.value in (1, 2) or op_error(self, f"has vector = {self.vector.value}", why="a thread holds pairs of columns")
+
+
 # ------------------------------------------------------------------------------------------------------------------ compute
 
 
@@ -435,10 +468,11 @@ class WgmmaFenceOp(Operation, name="wgmma_fence"):
 
 
 class WgmmaOp(Operation, name="wgmma"):
-    """acc (+)= a @ b (b^T with `transpose_b`), issued asynchronously, each warpgroup its 64 rows; the first k-step overwrites unless
-    `accumulate`.
+    """acc (+)= a @ b (a^T with `transpose_a`, b^T with `transpose_b`), issued asynchronously, each warpgroup what it holds of acc; the
+    first k-step overwrites unless `accumulate`.
 
-    `a_state`, `b_state` say which slot of a buffer; absent for fragments and until `warp-insert-barriers` has run.
+    `a_state`, `b_state` say which slot of a buffer: the place in a pipe for one that TMA fills (absent until `warp-insert-barriers` has
+    run), the number, an index, for one that the role's threads wrote (absent: 0). Absent for fragments.
     """
 
     acc: ext.Operand[Any]
@@ -446,6 +480,7 @@ class WgmmaOp(Operation, name="wgmma"):
     b: ext.Operand[Any]
     a_state: ext.Operand[Any] | None
     b_state: ext.Operand[Any] | None
+    transpose_a: Any = optional(ir.BoolAttr, "false")
     transpose_b: Any = optional(ir.BoolAttr, "false")
     accumulate: ir.BoolAttr
 
@@ -455,15 +490,20 @@ class WgmmaOp(Operation, name="wgmma"):
         if not (space_of(self.a.type) == "smem" or _is_fragment(self, "a", self.a)):
             return False
         for name, state in (("a_state", self.a_state), ("b_state", self.b_state)):
-            if state is not None and not _made_by(self, name, state, StateOp):
+            if state is not None and not is_slot_number(state) and not _made_by(self, name, state, StateOp):
                 return False
+        if self.a_state is not None and space_of(self.a.type) == "reg":
+            return op_error(self, "has a_state for an operand in registers", why="a fragment has no slots", fix="remove it")
         a, b, acc = (str(v.type.element_type) for v in (self.a, self.b, self.acc))
         if a != b or a not in ("bf16", "f16") or acc != "f32":
             return op_error(self, f"multiplies {a} by {b} into {acc}", why="both are bf16 or both f16, and sums are f32")
         a_shape, b_shape = list(self.a.type.shape)[-2:], list(self.b.type.shape)[-2:]
+        rows, depth_a = reversed(a_shape) if self.transpose_a.value else a_shape
         depth_b, columns = reversed(b_shape) if self.transpose_b.value else b_shape
-        if a_shape[1] != depth_b or list(self.acc.type.shape) != [a_shape[0], columns]:
+        if depth_a != depth_b or list(self.acc.type.shape) != [rows, columns]:
             return op_error(self, f"multiplies {a_shape} by {b_shape} into {list(self.acc.type.shape)}", why="the sizes do not fit")
+        if self.transpose_a.value and space_of(self.a.type) == "reg":
+            return op_error(self, "transposes an operand in registers", why="wgmma takes those by rows (PTX ISA)")
         if columns % 8 or not 8 <= columns <= 256:
             return op_error(self, f"has {columns} columns", why="wgmma takes 8 to 256 columns, a multiple of 8 (PTX ISA)")
         return depth_b % 16 == 0 or op_error(self, f"sums over {depth_b}", why="16-bit wgmma sums over 16 a step (PTX ISA)")
@@ -587,6 +627,21 @@ class PtxOp(Operation, name="ptx", traits=[ext.Pure]):
 
 
 # ------------------------------------------------------------------------------------------------------------------ helpers
+
+
+def is_slot_number(state) -> bool:
+    """Whether a slot is named by its number, not by a place in a pipe."""
+    return isinstance(state.type, ir.IndexType)
+
+
+def column_shares(kind, warpgroups: int) -> int:
+    """Into how many shares of columns a role's warpgroups split a register tile: 1 where each has 64 rows of its own."""
+    return warpgroups if kind.shape[0] == 64 else 1
+
+
+def values_held(kind, warpgroups: int) -> int:
+    """Elements of a register tile in one thread."""
+    return 2 if kind.rank == 1 or kind.shape[1] == 4 else kind.shape[1] // 2 // column_shares(kind, warpgroups)
 
 
 def has_barriers(kernel) -> bool:

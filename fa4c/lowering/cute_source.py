@@ -5,7 +5,8 @@ single if/elif on the warp index; rolled loops say `unroll=1`; fragments are fla
 in registers; slot and phase are plain Int32 variables.
 
 Thread coordinates (PTX ISA, wgmma accumulator): element r of a thread lies in row `row0 + 8 * (r // 2 % 2)` and column
-`col0 + 8 * (r // 4) + r % 2`; of a row vector or a rows x 4 tile it holds 2, rows `row0` and `row0 + 8`.
+`col0 + 8 * (r // 4) + r % 2`; of a row vector or a rows x 4 tile it holds 2, rows `row0` and `row0 + 8`. A tile of 64 rows that
+several warpgroups share by columns has rows `row0_shared`, and columns from `col0` plus the first one of the share on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .source_text import Lines, Names, comment
 _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t row0 col0 r g c kk lane OperandMajorMode "
     "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
-    "truncated_div row col"
+    "truncated_div row col add_to_global warp_rows_sum"
 ).split()
 
 
@@ -385,6 +386,7 @@ _RULES = {
     warp.StoreWaitOp: _Kernel.store_wait,
     warp.StoreSharedOp: _Kernel.store_shared,
     warp.StoreRowsOp: _Kernel.store_rows,
+    warp.GlobalAddOp: _Kernel.global_add,
     warp.FragmentOp: _Kernel.fragment,
     warp.FillOp: _Kernel.fill,
     warp.CopyOp: _Kernel.copy,

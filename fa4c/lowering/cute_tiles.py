@@ -77,15 +77,16 @@ class TileRules:
         self.top(f"cute.arch.cp_async_bulk_wait_group({op.pending.value}, read=True)")
 
     def store_shared(self, op) -> None:
-        span, slabs, rows, _ = self._slab(op.buffer)
-        columns = slabs * span
+        columns = op.source.type.shape[1] // self._shares(op.source.type)
         dtype = dsl_type(op.source.type.element_type)
         source = self.operand(op.source)
+        slot = self.operand(op.slot) if op.slot is not None else "0"
+        part = ("rows", 64) if self._shares(op.source.type) == 1 else ("columns", columns)
         key = self._declare(
             ("stmatrix", op.buffer, op.source),
             lambda name: [
                 f"{name}_mma = cute.make_tiled_mma(warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K))",
-                *self._view(f"{name}_s", op.buffer, "K", row_part=True),
+                *self._view(f"{name}_s", op.buffer, "K", part),
                 f"{name} = cute.make_tiled_copy_C(cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), {dtype}), {name}_mma).get_slice(t)",
             ],
             "r2s",
@@ -93,7 +94,7 @@ class TileRules:
         self.top(comment(op))
         self.top(
             f"cute.copy({key}, {key}.retile(cute.make_tensor({source}.iterator, cute.make_layout({key}_mma.partition_shape_C((64, {columns}))))), "
-            f"{key}.partition_D({key}_s[None, None, 0]))"
+            f"{key}.partition_D({key}_s[None, None, {slot}]))"
         )
 
     def store_rows(self, op) -> None:
@@ -109,7 +110,60 @@ class TileRules:
             with self.top.block(f"if (t % 4 == 0) & ({row} < {self._size(target, rank - 1)}) & ({pointer} != 0):"):
                 self.top(f"write_element({dsl_type(target.type.element_type)}, {pointer}, {' + '.join(terms)}, {source}[{g}])")
 
+    def global_add(self, op) -> None:
+        self.top(comment(op))
+        if op.source.type.rank == 1:
+            self._add_sum(op)
+            return
+        rows, columns = list(op.dims)
+        kind, pointer = op.source.type, self.parameter_name[("pointer", op.target)]
+        row0, col0 = self._first_element(kind)
+        coords = [self.operand(c) for c in op.coords]
+        coords[rows] = f"{coords[rows]} + {row0}"
+        strides = [self.parameter_name[("stride", op.target, axis)] for axis in range(columns)]
+        terms = [f"Int64({c}) * {stride}" for c, stride in zip(coords, strides, strict=False)]
+        row, at = self.names.fresh("row"), self.names.fresh("address")
+        with self.unrolled("g", 2) as g:
+            self.top(f"{row} = {coords[rows]} + 8 * {g}")
+            terms[rows] = f"Int64({row}) * {strides[rows]}"
+            self.top(f"{at} = {pointer} + 4 * ({' + '.join([*terms, f'Int64({coords[columns]} + {col0})'])})")
+            with self.top.block(f"if {row} < {self._size(op.target, rows)}:"), self.unrolled("q", self._elements(kind) // 4) as q:
+                self._add_pair(op, at, f"4 * {q} + 2 * {g}", f"8 * {q}")
+
+    def _add_pair(self, op, at: str, element: str, column: str) -> None:
+        """Two neighbouring columns of a thread, in one instruction or in two."""
+        source, columns = self.operand(op.source), list(op.dims)[1]
+        coord, size = self.operand(op.coords[columns]), self._size(op.target, columns)
+        known = coord.isdigit() and size.isdigit() and int(coord) + op.source.type.shape[1] <= int(size)
+        _, col0 = self._first_element(op.source.type)
+        for first in range(0, 2, op.vector.value):
+            inside = "True" if known else f"{coord} + {col0} + {column} + {first} < {size}"
+            values = ", ".join(f"{source}[{element} + {first + n}]" for n in range(op.vector.value))
+            self.top(f"add_to_global({at}, 4 * ({column} + {first}), {inside}, [{values}])")
+
+    def _add_sum(self, op) -> None:
+        source = self.operand(op.source)
+        coords = [self.operand(c) for c in op.coords]
+        terms = [f"Int64({c}) * {self.parameter_name[('stride', op.target, axis)]}" for axis, c in enumerate(coords)]
+        inside = [f"({c} >= 0) & ({c} < {self._size(op.target, axis)})" for axis, c in enumerate(coords)]
+        total = self.names.fresh("total")
+        self.top(f"{total} = warp_rows_sum({source}[0] + {source}[1])")
+        at = f"{self.parameter_name[('pointer', op.target)]} + 4 * ({' + '.join(terms) or 'Int64(0)'})"
+        self.top(f"add_to_global({at}, 0, {' & '.join(['(t % 32 == 0)', *inside])}, [{total}])")
+
     # -- compute
+
+    def _shares(self, kind) -> int:
+        """Into how many shares of columns the role's warpgroups split a tile."""
+        return warp.column_shares(kind, self.role.active.value // 4)
+
+    def _first_element(self, kind) -> tuple[str, str]:
+        """Row and column of a thread's first element, in the tile."""
+        shares = self._shares(kind)
+        if shares == 1:
+            return "row0", "col0"
+        row0 = self._declare("row0_shared", lambda name: [f"{name} = row0 - wg * 64"], "row0_shared")
+        return row0, f"col0 + wg * {kind.shape[1] // shares}"
 
     def fragment(self, op) -> None:
         kind = op.out.type
@@ -119,12 +173,13 @@ class TileRules:
         dtype = "Int32" if str(kind.element_type) == "i1" else dsl_type(kind.element_type)
         self.header(
             f"{name} = cute.make_rmem_tensor({self._elements(kind)}, {dtype})  # {'x'.join(map(str, kind.shape))}x{kind.element_type}"
+            + (f", {self._shares(kind)} shares of columns" if self._shares(kind) > 1 else "")
         )
         self.values[op.out] = name
 
     def _elements(self, kind) -> int:
         """Values a thread holds."""
-        return 2 if kind.rank == 1 or kind.shape[1] == 4 else kind.shape[1] // 2
+        return warp.values_held(kind, self.role.active.value // 4)
 
     def fill(self, op) -> None:
         kind = op.target.type
@@ -152,6 +207,7 @@ class TileRules:
         body = op.body.blocks[0]
         full_width = kind.rank == 2 and kind.shape[1] != 4
         arguments = list(body.arguments)
+        row0, col0 = self._first_element(kind)
         with self.unrolled("r", self._elements(kind)) as r:
             self.element = r
             half = f"{r} // 2 % 2" if full_width else r
@@ -161,9 +217,9 @@ class TileRules:
                 self._assign(argument, f"{self.operand(value)}[{half if per_row else r}]{flag}", "x")
             used = _uses(body)
             if arguments[-2] in used:
-                self._assign(arguments[-2], f"row0 + 8 * ({half})", "row")
+                self._assign(arguments[-2], f"{row0} + 8 * ({half})", "row")
             if arguments[-1] in used:
-                self._assign(arguments[-1], f"col0 + 8 * ({r} // 4) + {r} % 2" if full_width else "t % 4", "col")
+                self._assign(arguments[-1], f"{col0} + 8 * ({r} // 4) + {r} % 2" if full_width else "t % 4", "col")
             operations = list(body.operations)
             for inner in operations[:-1]:
                 self.emit(inner)
@@ -213,8 +269,7 @@ class TileRules:
 
     def wgmma(self, op) -> None:
         key = self._declare_mma(op)
-        _, columns = op.acc.type.shape
-        depth = op.a.type.shape[-1]
+        depth = self._depth(op)
         b_slot = self.operand(op.b_state) if op.b_state is not None else "0"
         if space_of(op.a.type) == "smem":
             a_slot = self.operand(op.a_state) if op.a_state is not None else "0"
@@ -226,49 +281,61 @@ class TileRules:
             self.top(f"{key}.set(warpgroup.Field.ACCUMULATE, {'True' if op.accumulate.value else f'{kk} != 0'})")
             self.top(f"cute.gemm({key}, {key}_D, {a_text.format(kk)}, {key}_B[None, None, {kk}, {b_slot}], {key}_D)")
 
+    def _depth(self, op) -> int:
+        return op.a.type.shape[-2 if op.transpose_a.value else -1]
+
     def _declare_mma(self, op) -> str:
-        rows, columns = op.acc.type.shape
-        depth = op.a.type.shape[-1]
+        depth, shares = self._depth(op), self._shares(op.acc.type)
+        columns = op.acc.type.shape[1] // shares
         from_registers = space_of(op.a.type) == "reg"
         dtype = dsl_type(op.a.type.element_type)
-        major = "K" if op.transpose_b.value else "MN"
+        major_a, major = "MN" if op.transpose_a.value else "K", "K" if op.transpose_b.value else "MN"
+        # a warpgroup's rows of the result are rows of a, its columns are columns of b: which way they lie in the buffers depends on the major
+        part_a = None if shares > 1 else ("rows" if major_a == "K" else "columns", 64)
+        part_b = None if shares == 1 else ("rows" if major == "K" else "columns", columns)
         source = "RMEM" if from_registers else "SMEM"
         acc, a = self.operand(op.acc), self.operand(op.a)
 
         def lines(name):
             text = [
-                f"{name} = cute.make_tiled_mma(warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.{source}, OperandMajorMode.K, OperandMajorMode.{major}))",
+                f"{name} = cute.make_tiled_mma(warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.{source}, OperandMajorMode.{major_a}, OperandMajorMode.{major}))",
                 f"{name}_D = cute.make_tensor({acc}.iterator, cute.make_layout({name}.partition_shape_C((64, {columns}))))",
             ]
             if from_registers:
                 text.append(f"{name}_A = cute.make_tensor({a}.iterator, cute.make_layout({name}.partition_shape_A((64, {depth}))))")
             else:
-                text += self._view(f"{name}_sA", op.a, "K", row_part=True)
+                text += self._view(f"{name}_sA", op.a, major_a, part_a)
                 text.append(f"{name}_A = {name}.make_fragment_A({name}.get_slice(0).partition_A({name}_sA))")
-            text += self._view(f"{name}_sB", op.b, major)
+            text += self._view(f"{name}_sB", op.b, major, part_b)
             text.append(f"{name}_B = {name}.make_fragment_B({name}.get_slice(0).partition_B({name}_sB))")
             return text
 
-        return self._declare(("mma", op.acc, op.a, op.b, major), lines, "mma")
+        return self._declare(("mma", op.acc, op.a, op.b, major_a, major), lines, "mma")
 
-    def _view(self, name: str, buffer, major: str, row_part: bool = False) -> list[str]:
-        """A CuTe tensor over a buffer: (rows, columns, stages) K-major, (columns, rows, stages) MN-major; `row_part`: this warpgroup's 64
-        rows.
+    def _view(self, name: str, buffer, major: str, part: tuple[str, int] | None = None) -> list[str]:
+        """A CuTe tensor over a buffer: (rows, columns, stages) K-major, (columns, rows, stages) MN-major; `part`: this warpgroup's so many
+        "rows" or "columns".
         """
         span, slabs, rows, stages = self._slab(buffer)
         columns = slabs * span
         swizzle = buffer.owner.opview.swizzle.value
         dtype = dsl_type(buffer.type.element_type)
-        shape, order = (f"({rows}, {columns}, {stages})", "(0, 1, 2)") if major == "K" else (f"({columns}, {rows}, {stages})", "(1, 0, 2)")
+        order = "(0, 1, 2)" if major == "K" else "(1, 0, 2)"
         pointer = f"cute.recast_ptr({self.operand(buffer)}, {name}_layout.inner, dtype={dtype})"
+
+        def shape(rows, columns):
+            return f"({rows}, {columns}, {stages})" if major == "K" else f"({columns}, {rows}, {stages})"
+
         text = [
-            f"{name}_layout = cute.tile_to_shape(warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.{major}_SW{swizzle}, {dtype}), {shape}, {order})",
+            f"{name}_layout = cute.tile_to_shape(warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.{major}_SW{swizzle}, {dtype}), {shape(rows, columns)}, {order})",
             f"{name} = cute.make_tensor({pointer}, {name}_layout.outer)",
         ]
-        if row_part:
+        if part is not None:
+            axis, size = part
+            step = size * (span if axis == "rows" else rows)  # elements between two warpgroups' parts
+            seen = shape(size, columns) if axis == "rows" else shape(rows, size)
             text.append(
-                f"{name} = cute.make_tensor({name}.iterator + cute.assume(wg * {64 * span}, divby={64 * span}), "
-                f"cute.local_tile({name}, (64, {columns}, {stages}), (0, 0, 0)).layout)"
+                f"{name} = cute.make_tensor({name}.iterator + cute.assume(wg * {step}, divby={step}), cute.local_tile({name}, {seen}, (0, 0, 0)).layout)"
             )
         return text
 

@@ -124,14 +124,16 @@ def of_kernel(launch: Launch) -> list[Parameter]:
             _add_size(sizes, op.tensor, op.axis.value, entries)
         elif isinstance(op, warp.WalkOp) and op.queue is not None:
             pointers.append(_pointer(op.queue, entries[op.queue]))
-        elif isinstance(op, (tile.LoadElementOp, warp.StoreRowsOp)):
+        elif isinstance(op, (tile.LoadElementOp, warp.StoreRowsOp, warp.GlobalAddOp)):
             tensor = op.source if isinstance(op, tile.LoadElementOp) else op.target
-            axes = range(tensor.type.rank) if isinstance(op, tile.LoadElementOp) else [tensor.type.rank - 1]
+            axes = [tensor.type.rank - 1] if isinstance(op, warp.StoreRowsOp) else range(tensor.type.rank)
+            if isinstance(op, warp.GlobalAddOp) and len(op.dims):
+                axes = list(op.dims)
             for axis in axes:
                 _add_size(sizes, tensor, axis, entries)
-            if tensor not in [p.key[1] for p in pointers]:
-                pointers.append(_pointer(tensor, entries[tensor]))
-                strides += [_stride(tensor, axis, entries[tensor]) for axis in range(tensor.type.rank)]
+            pointers.append(_pointer(tensor, entries[tensor]))
+            strided = tensor.type.rank - (isinstance(op, warp.GlobalAddOp) and len(op.dims) > 0)  # its columns are neighbours
+            strides += [_stride(tensor, axis, entries[tensor]) for axis in range(strided)]
     arguments = list(kernel.body.blocks[0].arguments)[len(launch.op.tensors) :]
     scalars = [
         Parameter(

@@ -97,6 +97,20 @@ def write_element(kind, address: Int64, offset, value):
     pointer = cute.make_ptr(kind, address + offset * (kind.width // 8), cute.AddressSpace.gmem, assumed_align=kind.width // 8)
     cute.make_tensor(pointer, cute.make_layout(1))[0] = value
 ''',
+    "add_to_global": '''
+def add_to_global(address: Int64, offset, inside, values):
+    """memory[address + offset bytes] += values, neighbouring f32, in one instruction, where `inside`; the offset is known while tracing."""
+    vector, operands = (f".v{len(values)}", "{$1, $2}") if len(values) == 2 else ("", "$1")
+    text = f"red.relaxed.gpu.global.add{vector}.f32 [$0+{offset}], {operands};"
+    prims.inline_ptx(text, read_only_args=[address, *values], predicate=None if inside is True else Boolean(inside))
+''',
+    "warp_rows_sum": '''
+def warp_rows_sum(x):
+    """The sum over the 8 quads of a warp, whose 4 lanes hold the same value each."""
+    x = x + cute.arch.shuffle_sync_bfly(x, 4)
+    x = x + cute.arch.shuffle_sync_bfly(x, 8)
+    return x + cute.arch.shuffle_sync_bfly(x, 16)
+''',
 }
 _NEEDS = {"truncated_div": ["select"], "read_element": ["select"]}
 

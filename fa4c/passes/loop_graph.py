@@ -3,9 +3,9 @@
 Data: an operation waits for what its operands are computed from, this iteration's or, through the loop's carried arguments, an earlier
 one's. Scalars are recomputed where they are needed and are no operations here; tiles that they lead to count.
 
-Storage: each register tile has one place, which each iteration writes again; a load has `buffers`. Some results take over the place of an
-operand: an MMA its accumulator's, a map that of its first operand of the same type, a reduction that of its initial value, if nobody
-reads that operand later in the program. So an online softmax turns S into P without a second tile of that size. A carried
+Storage: each register tile has one place, which each iteration writes again; a tile in shared memory has `buffers`. Some results take
+over the place of an operand: an MMA its accumulator's, a map that of its first operand of the same type, a reduction that of its initial
+value, if nobody reads that operand later in the program. So an online softmax turns S into P without a second tile of that size. A carried
 argument shares the place of the value that becomes it, if its readers come before that place is written; else the value is copied
 aside at the end of the step that computes it. Program order is always a legal schedule.
 """
@@ -20,6 +20,9 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import Scheduled, space_of
 from .modulo import Edge, Graph, Op
 from .op_costs import Cost, cost
+
+_WRITES = (tile.StoreOp, tile.GlobalAddOp)
+_IN_BUFFERS = (tile.LoadOp, tile.ToSharedOp)
 
 
 def pipelined_loops(module) -> list:
@@ -64,7 +67,7 @@ def build(loop, target) -> LoopGraph:
     costs = [cost(op, target) for op in body.ops]
     graph_ops = [_graph_op(op, c) for op, c in zip(body.ops, costs, strict=True)]
     edges = [*_data_edges(body, costs, target), *_effect_edges(body, costs), *_Storage(body, costs, target).edges()]
-    stored = [op.target for op in body.ops if isinstance(op, tile.StoreOp)]
+    stored = [op.target for op in body.ops if isinstance(op, _WRITES)]
     free = frozenset(i for i, op in enumerate(body.ops) if isinstance(op, tile.LoadOp) and op.source not in stored)
     return LoopGraph(loop, body.ops, costs, Graph(tuple(graph_ops), _strongest(edges), free))
 
@@ -186,10 +189,10 @@ def _chains(first, second, value, target) -> bool:
 
 
 def _effect_edges(body: _Body, costs: list[Cost]) -> list[Edge]:
-    """Stores keep their order among each other and with loads of the same tensor."""
+    """Stores and additions keep their order among each other and with loads of the same tensor."""
     edges = []
-    touched = [(i, op.target if isinstance(op, tile.StoreOp) else op.source, isinstance(op, tile.StoreOp))
-               for i, op in enumerate(body.ops) if isinstance(op, (tile.StoreOp, tile.LoadOp))]
+    touched = [(i, op.target if isinstance(op, _WRITES) else op.source, isinstance(op, _WRITES))
+               for i, op in enumerate(body.ops) if isinstance(op, (*_WRITES, tile.LoadOp))]
     for a, tensor, writes in touched:
         for b, other, also_writes in touched:
             if tensor == other and (writes or also_writes) and a != b:
@@ -215,10 +218,10 @@ class _Storage:
     def edges(self) -> list[Edge]:
         edges = []
         for value, i in self.body.index.items():
-            if isinstance(self.body.ops[i], tile.LoadOp):
+            if isinstance(self.body.ops[i], _IN_BUFFERS):
                 edges += self._buffer_edges(value, i)
         for place in dict.fromkeys(self._find(value) for value in self.body.index):
-            if not isinstance(getattr(place.owner, "opview", None), tile.LoadOp):
+            if not isinstance(getattr(place.owner, "opview", None), _IN_BUFFERS):
                 edges += self._place_edges(place)
         for argument in self.copied:
             edges += self._copy_edges(argument)

@@ -1,9 +1,11 @@
 """How many clocks a tile operation keeps which part of an SM busy: closed formulas over tile shapes, region contents and the target.
 
-    mma      max(2 M N K / mma_flops, operand bytes / smem_bytes_per_clk): each warpgroup reads all of b, and its rows of a if a is in smem
+    mma      max(2 M N K / mma_flops, operand bytes / smem_bytes_per_clk): each warpgroup reads all of b, and its rows of a if a is in smem;
+             warpgroups that share 64 rows read all of a, and their columns of b
     map ...  max over fp32, alu and mufu of instructions x elements / lanes, and all instructions / issue slots: independent elements keep
              the units busy side by side
     copies   bytes / smem_bytes_per_clk
+    adds     bytes / smem_bytes_per_clk, like stores from registers: what the L2 does with them is waited for by nobody
 
 One value a row is held, and computed, by the four lanes that share the row of an accumulator in registers. What a map with `cond` does
 is not counted, only its branch: such maps are there for the few blocks at a boundary, or the few times a maximum grows.
@@ -19,6 +21,7 @@ from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
+from ._tile_map import operations_in
 
 LANES_A_WARP = 32
 COPY_LATENCY = 600  # clocks from a copy's issue until its first bytes arrive from L2; a guess, not measured
@@ -59,12 +62,25 @@ def cost(op, target) -> Cost:
 
 def _mma(op, target) -> Cost:
     m, n = op.out.type.shape
-    k = op.a.type.shape[1]
-    warpgroups = -(-m // target.mma.m)
-    operand_bytes = _bytes(op.b.type) * warpgroups + (_bytes(op.a.type) if space_of(op.a.type) == "smem" else 0)
+    k = op.a.type.shape[0 if op.transpose_a.value else 1]
+    by_rows = -(-m // target.mma.m)
+    by_columns = max(1, _warpgroups(op, target) // by_rows)
+    operand_bytes = _bytes(op.b.type) * by_rows + (_bytes(op.a.type) * by_columns if space_of(op.a.type) == "smem" else 0)
     clocks = _clocks(2 * m * n * k / target.mma_flops, operand_bytes / target.smem_bytes_per_clk)
+    n = n // by_columns
     issue = -(-k // target.mma.k) * -(-n // target.mma.n_max)
     return Cost("tensor", clocks, issue, clocks, asynchronous=True)
+
+
+def _warpgroups(op, target) -> int:
+    """Of the kernel: the tile with the most rows gives each 64 of them."""
+    if target.mma.accumulator != "reg":
+        return 1
+    kernel = op.operation.parent
+    while kernel.name not in ("tile.kernel", "builtin.module"):
+        kernel = kernel.parent
+    rows = [r.type.shape[0] for inner in operations_in(kernel) for r in inner.operation.results if space_of(r.type) == "reg"]
+    return -(-max(rows) // target.mma.m)
 
 
 def _load(op, target) -> Cost:
@@ -77,6 +93,14 @@ def _store(op, target) -> Cost:
         clocks = _clocks(_bytes(op.tile.type) / target.smem_bytes_per_clk)
         return Cost("copy", clocks, 1, clocks, asynchronous=True)
     return _elementwise({"alu": _elements(op.tile.type, target)}, target)
+
+
+def _global_add(op, target) -> Cost:
+    """A row vector is added up across its warp's rows first: three exchanges and additions."""
+    if op.x.type.rank == 1:
+        return _elementwise({"alu": 3 * _row_elements(op.x.type, target), "fp32": 4 * _row_elements(op.x.type, target)}, target)
+    clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)
+    return Cost("global", clocks, clocks, clocks)
 
 
 def _to_shared(op, target) -> Cost:
@@ -128,7 +152,8 @@ def _vote_any(op, target) -> Cost:
 
 
 _RULES = {
-    tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.ToSharedOp: _to_shared, tile.MapOp: _map, tile.ReduceOp: _reduce,
+    tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.GlobalAddOp: _global_add, tile.ToSharedOp: _to_shared,
+    tile.MapOp: _map, tile.ReduceOp: _reduce,
     tile.RescaleFactorOp: _rescale_factor, tile.VoteAnyOp: _vote_any,
 }
 

@@ -615,7 +615,7 @@ def fragments_touched(op) -> tuple[set, set]:
         return {op.source}, {op.target}
     if isinstance(op, warp.FillOp):
         return set(), {op.target}
-    if isinstance(op, (warp.StoreRowsOp, warp.StoreSharedOp)):
+    if isinstance(op, (warp.StoreRowsOp, warp.StoreSharedOp, warp.GlobalAddOp)):
         return {op.source}, set()
     return set(), set()
 
@@ -637,6 +637,7 @@ _RULES = {
     warp.CopyOp: _Machine.touch,
     warp.FillOp: _Machine.touch,
     warp.StoreRowsOp: _Machine.touch,
+    warp.GlobalAddOp: _Machine.touch,
     warp.StoreSharedOp: _Machine.store_shared,
     warp.FenceAsyncOp: _Machine.fence_async,
     warp.TmaStoreOp: _Machine.tma_store,

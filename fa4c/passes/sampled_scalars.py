@@ -66,6 +66,7 @@ _ARITH = {
     "arith.ceildivsi": lambda op, a, b: -_div(-a, b),
     "arith.divsi": lambda op, a, b: int(a / b) if b else 0,
     "arith.remsi": lambda op, a, b: a - int(a / b) * b if b else 0,
+    "arith.remui": lambda op, a, b: a % b if b else 0,
     "arith.minsi": lambda op, a, b: min(a, b),
     "arith.maxsi": lambda op, a, b: max(a, b),
     "arith.andi": lambda op, a, b: a & b,

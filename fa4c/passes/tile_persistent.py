@@ -49,9 +49,8 @@ def _shared_bytes(kernel) -> int:
     total = 1024
     for op in operations_in(kernel):
         if isinstance(op, (tile.LoadOp, tile.ToSharedOp)):
-            copies = op.buffers.value if isinstance(op, tile.LoadOp) else 1
             rows, columns = op.out.type.shape
-            total += copies * rows * columns * op.out.type.element_type.width // 8
+            total += op.buffers.value * rows * columns * op.out.type.element_type.width // 8
     return total
 
 

@@ -7,10 +7,10 @@ around its back edge; the clocks each operation takes, by closed formulas over t
 throughputs (`op_costs.py`); and storage (`loop_graph.py`).
 
 Storage: a register tile has one copy, a tile in shared memory has `buffers`. An operation that overwrites a value comes after the last
-reader of the iteration before; results are formed in place where they can be, as an accumulator is. Only MMAs are put off, and what
-needs their results: to put off other work would keep more tiles alive and free no unit. For attention this gives the order of FA-3
-(Shah et al. 2024, section 3.2): S = QK of this block, O += PV of the last block, softmax of this block meanwhile, then what has to wait
-for PV.
+reader of the iteration before; results are formed in place where they can be, as an accumulator is. Only MMAs are put off, additions to
+global memory, and what needs their results: to put off other work would keep more tiles alive and free no unit. For attention this
+gives the order of FA-3 (Shah et al. 2024, section 3.2): S = QK of this block, O += PV of the last block, softmax of this block meanwhile,
+then what has to wait for PV.
 
 Before:  %s = "tile.mma"(%q, %k) {...}
          %p = "tile.map"(%s) ({...}) {...}
@@ -70,7 +70,7 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
     graph_of = loop_graph.build(loop, target)
     graph = graph_of.graph
     pins = _Pins(graph_of)
-    movable = [i for i in graph.stepped() if isinstance(graph_of.ops[i], tile.MmaOp)]
+    movable = [i for i in graph.stepped() if isinstance(graph_of.ops[i], (tile.MmaOp, tile.GlobalAddOp))]
     try:
         found = modulo.pipeline(graph, movable, stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order))
     except modulo.Unschedulable as error:
@@ -102,7 +102,7 @@ def _with_loads(graph_of: LoopGraph, found: modulo.Schedule, pins: _Pins) -> lis
 
 
 def _check_buffers(graph_of: LoopGraph, places: list[tuple[int, int]]) -> None:
-    """A load may overwrite what was read `buffers` iterations before, no sooner."""
+    """A load may overwrite what was read `buffers` iterations before, no sooner; what the loop writes itself obeys that as any edge."""
     for e in graph_of.graph.edges:
         if e.dst in graph_of.graph.free and e.src not in graph_of.graph.free:
             op, (stage, order), (reader_stage, reader_order) = graph_of.ops[e.dst], places[e.dst], places[e.src]

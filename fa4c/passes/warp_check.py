@@ -43,6 +43,7 @@ _WARPGROUP = (
     warp.WgmmaWaitOp,
     warp.StoreSharedOp,
     warp.StoreRowsOp,
+    warp.GlobalAddOp,
     warp.TmaStoreOp,
     warp.TurnInitOp,
     warp.TurnTakeOp,
@@ -59,9 +60,9 @@ def _walk(block):
                 yield from _walk(inner)
 
 
-def _registers(kind) -> int:
+def _registers(kind, warpgroups: int) -> int:
     """32-bit registers of a thread for a register tile."""
-    values = 2 if kind.rank == 1 or kind.shape[1] == 4 else kind.shape[1] // 2
+    values = warp.values_held(kind, warpgroups)
     return -(-values * max(16, warp.bits_of(kind.element_type)) // 32)
 
 
@@ -143,15 +144,22 @@ class _Static:
                 fix="make all warps of the role active",
             )
         tiles = [v.type for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) == "reg"]
+        groups = role.active.value // 4
+        apart = isinstance(op, (warp.StoreRowsOp, warp.ReduceOp, warp.VoteAnyOp))  # each warpgroup must have rows of its own
         for kind in tiles:
-            if kind.shape[0] != 16 * role.active.value:
+            apart = apart or (isinstance(op, warp.GlobalAddOp) and kind.rank == 1)
+            if kind.shape[0] != 64 * groups and (kind.shape[0] != 64 or apart):
                 raise op_diagnostic(
                     op,
                     f"holds {kind.shape[0]} rows in {role.active.value} warps",
                     why="a warpgroup of 4 warps holds 64 rows",
-                    fix=f"use tiles of {16 * role.active.value} rows, or another number of warps",
+                    fix=f"use tiles of {64 * groups} rows, or another number of warps",
                 )
-        registers = sum(_registers(kind) for kind in dict((v, v.type) for v in op.operation.operands if space_of(v.type) == "reg").values())
+            shares = warp.column_shares(kind, groups)
+            if kind.rank == 2 and shares > 1 and kind.shape[1] % (8 * shares):
+                raise op_diagnostic(op, f"shares {kind.shape[1]} columns among {groups} warpgroups", why="a quad of lanes holds 8")
+        operands = dict.fromkeys(v for v in op.operation.operands if space_of(v.type) == "reg")
+        registers = sum(_registers(value.type, groups) for value in operands)
         if registers > role.registers.value:
             raise op_diagnostic(
                 op,

@@ -274,8 +274,9 @@ class _Consumer:
                 acc=op.acc,
                 a=op.a,
                 b=op.b,
-                a_state=self.states.get(op.a),
-                b_state=self.states.get(op.b),
+                a_state=self.states.get(op.a, op.a_state),
+                b_state=self.states.get(op.b, op.b_state),
+                transpose_a=op.transpose_a,
                 transpose_b=op.transpose_b,
                 accumulate=op.accumulate,
             )

@@ -1,5 +1,7 @@
 """Assign the operations of a CTA's program to roles: a TMA producer warp and compute warpgroups of 64 rows each.
 
+Register tiles of 64 rows in a program whose others have more are split by columns: all warpgroups hold all rows.
+
 Loads go to the role `load`, all else to `compute`; each role gets its own copy of the loops, software-pipelined as `stage` and `order`
 say (prologue, steady state, epilogue), and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets,
 fragments in registers. The roles run at their own pace: one warp that only issues copies hides their latency behind all compute, and can
@@ -53,14 +55,14 @@ class _Kernel:
         rows = {value.type.shape[0] for op in self.all_ops for value in op.operation.results if fragments.is_register(value)}
         if not rows:
             raise op_diagnostic(self.kernel, "computes nothing in registers", why="the compute role would be empty")
-        if len(rows) > 1 or next(iter(rows)) % 64:
+        if len(rows - {64}) > 1 or max(rows) % 64:
             raise op_diagnostic(
                 self.kernel,
                 f"has register tiles of {', '.join(map(str, sorted(rows)))} rows",
-                why="each compute warpgroup holds 64 rows of every register tile",
-                fix="give all of them one multiple of 64 rows",
+                why="each compute warpgroup holds 64 rows of every register tile, or its share of the columns of one of 64 rows",
+                fix="give all of them one multiple of 64 rows, or some of them 64",
             )
-        return next(iter(rows)) // 64
+        return max(rows) // 64
 
     def build(self) -> None:
         threads = 128 * (1 + self.warpgroups)
@@ -92,7 +94,7 @@ class _Kernel:
         self.placed, at = {}, BARRIER_BYTES
         loaded_once = []
         for op, value in tiles:
-            stages = op.buffers.value if isinstance(op, tile.LoadOp) else 1
+            stages = op.buffers.value
             size = stages * _bytes(value.type)
             swizzle = _swizzle(op, value.type, self.target)
             if isinstance(op, tile.ToSharedOp) and at + size > self.target.smem_bytes:
@@ -118,7 +120,16 @@ class _Kernel:
             if isinstance(op, tile.LoadOp):
                 self._tensor_map(op, op.source, op.out.type, op.out.type.shape[0])
             elif isinstance(op, tile.StoreOp) and space_of(op.tile.type) == "smem":
+                self._check_stored(op)
                 self._tensor_map(op, op.target, op.tile.type, 64)
+
+    def _check_stored(self, op) -> None:
+        rows, copies = op.tile.type.shape[0], self.placed[op.tile][1]
+        if rows != 64 * self.warpgroups:
+            raise op_diagnostic(op, f"stores {rows} rows from {self.warpgroups} warpgroups", why="each stores 64 rows of its own")
+        if copies > 1 and isinstance(op.tile.owner.opview, tile.ToSharedOp):
+            raise op_diagnostic(op, f"stores a tile that has {copies} buffers", why="the next tile waits for the store anyway",
+                                fix="remove `buffers`")
 
     def _tensor_map(self, op, tensor, kind, rows) -> None:
         swizzle = self.placed[op.out if isinstance(op, tile.LoadOp) else op.tile][2]
@@ -264,7 +275,9 @@ class _Role:
         self._carry(op, finished)
 
     def _iteration_env(self, op, t, lower, step, env) -> dict:
+        """`inner[body]`, for the block that is the loop's body: the number of the iteration, from 0 on."""
         inner = dict(env)
+        inner[op.regions[0].blocks[0]] = t
         offset = t if _constant(step) == 1 else arith.MulIOp(t, step).result
         inner[op.regions[0].blocks[0].arguments[0]] = offset if _constant(lower) == 0 else arith.AddIOp(lower, offset).result
         return inner
@@ -312,20 +325,45 @@ class _Role:
             loc=op.location,
         )
 
+    def slot(self, value, env):
+        """Which of its buffers a tile that threads wrote lies in: its loop's iterations take turns. None where it has one."""
+        copies = self.kernel.placed[value][1]
+        if copies == 1 or not isinstance(value.owner.opview, tile.ToSharedOp) or value.owner.block not in env:
+            return None
+        return arith.RemUIOp(env[value.owner.block], _index(copies)).result
+
     def mma(self, op, env) -> None:
         if op.acc is not None:
             self.copy(op.out, op.acc, op.location)
-        a = self.kernel.buffers[op.a] if space_of(op.a.type) == "smem" else self.fragment(op.a)
+        self._check_split(op)
+        in_shared = space_of(op.a.type) == "smem"
+        with op.location:
+            a_slot, b_slot = self.slot(op.a, env) if in_shared else None, self.slot(op.b, env)
         warp.WgmmaOp(
             acc=self.fragment(op.out),
-            a=a,
+            a=self.kernel.buffers[op.a] if in_shared else self.fragment(op.a),
             b=self.kernel.buffers[op.b],
-            a_state=None,
-            b_state=None,
+            a_state=a_slot,
+            b_state=b_slot,
+            transpose_a=op.transpose_a,
             transpose_b=op.transpose_b,
             accumulate=ir.BoolAttr.get(op.acc is not None),
             loc=op.location,
         )
+
+    def _check_split(self, op) -> None:
+        """A result of 64 rows is shared among the warpgroups by its columns: each reads its columns of b, and all of a."""
+        shares, columns = warp.column_shares(op.out.type, self.kernel.warpgroups), op.out.type.shape[1]
+        if shares == 1:
+            return
+        if space_of(op.a.type) == "reg":
+            raise op_diagnostic(op, f"multiplies {op.a.type} from registers of {shares} warpgroups",
+                                why="each holds a share of the columns only, but sums over all",
+                                fix='put it into shared memory first: "tile.to_shared"')
+        span = 8 if op.transpose_b.value else self.kernel.placed[op.b][2] * 8 // warp.bits_of(op.b.type.element_type)
+        if columns % (shares * span):
+            raise op_diagnostic(op, f"shares {columns} columns among {shares} warpgroups", why=f"shares of b are whole spans of {span} "
+                                "columns", fix=f"use {64 * shares} rows, or a multiple of {shares * span} columns")
 
     def map(self, op, env) -> None:
         for value in op.inputs:
@@ -354,6 +392,9 @@ class _Role:
                 _clone(body_op, inner)
 
     def reduce(self, op, env) -> None:
+        if warp.column_shares(op.x.type, self.kernel.warpgroups) > 1:
+            raise op_diagnostic(op, f"reduces {op.x.type}, which {self.kernel.warpgroups} warpgroups share by columns",
+                                why="they would have to exchange their parts", fix=f"use {64 * self.kernel.warpgroups} rows")
         if op.init is not None:
             self.copy(op.out, op.init, op.location)
         warp.ReduceOp(
@@ -386,7 +427,21 @@ class _Role:
             raise op_diagnostic(
                 op, f"puts {op.x.type} into shared memory", why="stmatrix moves 16-bit elements", fix="cast the tile to bf16 or f16 first"
             )
-        warp.StoreSharedOp(buffer=self.kernel.buffers[op.out], source=self.fragment(op.x), loc=op.location)
+        shares, span = warp.column_shares(op.x.type, self.kernel.warpgroups), self.kernel.placed[op.out][2] // 2
+        if shares > 1 and op.x.type.shape[1] % (shares * span):
+            raise op_diagnostic(op, f"stores {op.x.type}, which {shares} warpgroups share by columns",
+                                why=f"shares are whole spans of {span} columns",
+                                fix=f"use {64 * shares} rows, or a multiple of {shares * span} columns")
+        with op.location:
+            slot = self.slot(op.out, env)
+        warp.StoreSharedOp(buffer=self.kernel.buffers[op.out], source=self.fragment(op.x), slot=slot, loc=op.location)
+
+    def global_add(self, op, env) -> None:
+        coords = self.scalars(op.coords, env)
+        warp.GlobalAddOp(
+            source=self.fragment(op.x), target=self.kernel.scalars[op.target], coords=coords, dims=op.dims, vector=_i64(_vector(op)),
+            loc=op.location,
+        )
 
     def store(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
@@ -408,6 +463,7 @@ _RULES = {
     tile.VoteAnyOp: _Role.vote_any,
     tile.ToSharedOp: _Role.to_shared,
     tile.StoreOp: _Role.store,
+    tile.GlobalAddOp: _Role.global_add,
 }
 
 
@@ -417,6 +473,15 @@ def is_load(op) -> bool:
 
 def is_compute(op) -> bool:
     return type(op) in _RULES and not is_load(op)
+
+
+def _vector(op) -> int:
+    """2 where pairs of columns are known to lie at multiples of 8 bytes, and inside or outside of the target together."""
+    if op.x.type.rank == 1:
+        return 1
+    target, at = op.target.type, _constant(op.coords[-1])
+    even = not target.is_dynamic_dim(target.rank - 1) and target.shape[-1] % 2 == 0
+    return 2 if even and at is not None and at % 2 == 0 else 1
 
 
 def _register_budgets(target, warpgroups: int) -> tuple[int, int]:

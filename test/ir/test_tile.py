@@ -67,6 +67,10 @@ def mma(a: str, b: str, out: str, acc: str = "", attributes: str = "transpose_b 
     return f'%x = "tile.mma"({names}) {{{attributes}operandSegmentSizes = array<i32: 1, 1, {len(operands) - 2}>}} : ({kinds}) -> {out}'
 
 
+def global_add(value: str, target: str, coords: int, dims: str = "dims = array<i64: 0, 1>") -> str:
+    return store(value, target, coords, dims).replace("tile.store", "tile.global_add")
+
+
 def a_map(inputs: str, arguments: str, out: str, body: str = '"tile.yield"(%e) : (f32) -> ()', cond: str = "") -> str:
     given = [text.split(" : ") for text in inputs.split("; ") if text]
     operands = given + ([cond.split(" : ")] if cond else [])
@@ -138,6 +142,12 @@ IN_KERNEL = [
     (mma("%s : !s", "%s : !s", "!acc", "%r : !r"), "'tile.mma' has acc of type tensor<64x32xf32, #tile.reg>, but the result is"),
     (mma("%s : !s", "%s : !s", "!acc", attributes="transposeb = true, "), "'tile.mma' has no attribute 'transposeb'"),
     (mma("%s : !s", "%s : !s", "!acc", attributes="transpose_b = 1, "), "'tile.mma' has transpose_b = 1 : i64, which is no bool attribute"),
+    (mma("%rb : !rb", "%s : !s", "tensor<32x32xf32, #tile.reg>", attributes="transpose_a = true, "),
+     "'tile.mma' transposes an operand a in registers\nnote: why: each thread holds parts of rows"),
+    (mma("%s : !s", "%s : !s", "!acc", attributes="transpose_a = true, transpose_b = true, "),
+     "'tile.mma' needs one contracted size, but a has 64 and b has 32"),
+    (mma("%s : !s", "%s : !s", "!acc", attributes="transpose_a = true, "),
+     "'tile.mma' has the result tensor<64x64xf32, #tile.reg>, but computes 32x32xf32"),
     (mma("%s : !s", "%s : !s", "!acc").replace("1, 1, 0", "1, 0, 1"),
      "'tile.mma' has operandSegmentSizes = [1, 0, 1], which does not fit 2 operands"),
     (a_map("%r : !r", ELEMENT, "!r").replace("operandSegmentSizes = array<i32: 1, 0>", ""),
@@ -167,6 +177,17 @@ IN_KERNEL = [
     (a_map("%r : !r", ELEMENT, "!r", "%y = arith.negf %e : f32"), "'tile.map' has a region that does not end with 'tile.yield'"),
     (a_map("%r : !r", ELEMENT, "!r", '"tile.yield"(%i) : (index) -> ()'), "'tile.map' yields index, but needs f32"),
     (a_map("%r : !r", ELEMENT, "!r", '"tile.yield"() : () -> ()'), "'tile.map' yields nothing, but needs f32"),
+    # global_add
+    (global_add("%s : !s", "%g : !g", 2), "'tile.global_add' needs x in #tile.reg, but it is tensor<64x32xbf16, #tile.smem>"),
+    (global_add("%rb : !rb", "%g : !g", 2), "'tile.global_add' adds tensor<64x32xbf16, #tile.reg>\nnote: why: sums over CTAs are f32"),
+    (global_add("%r : !r", "%g : !g", 2), "'tile.global_add' moves f32 out of or into a tensor of bf16"),
+    (global_add("%r : !r", "%r : !r", 2), "'tile.global_add' needs target in #tile.gmem, but it is tensor<64x32xf32, #tile.reg>"),
+    (global_add("%r : !r", "%gf : !gf", 2), "'tile.global_add' needs 1 coordinates, but has 2"),
+    (global_add("%r : !r", "%gf : !gf", 1, "dims = array<i64: 0>"), "'tile.global_add' has dims = [0], but the tile has rank 2"),
+    (global_add("%row : !row", "%gf : !gf", 1, "dims = array<i64: 0>"), "'tile.global_add' needs x of rank 2, but it is tensor<64xf32"),
+    (global_add("%row : !row", "%gf : !gf", 2, "dims = array<i64>"), "'tile.global_add' needs 1 coordinates, but has 2"),
+    # to_shared
+    (one("to_shared", "%rb : !rb", "buffers = 0", "!s"), "'tile.to_shared' needs at least 1 buffer, but has 0"),
     # reduce
     (one("reduce", "%s : !s", 'kind = "sum"', "!row"), "'tile.reduce' needs x in #tile.reg, but it is tensor<64x32xbf16, #tile.smem>"),
     (one("reduce", "%row : !row", 'kind = "sum"', "!row"), "'tile.reduce' needs x of rank 2, but it is tensor<64xf32, #tile.reg>"),

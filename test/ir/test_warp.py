@@ -39,6 +39,16 @@ FRAGMENT, BUFFER = "tensor<128x128xf32, #tile.reg>", "tensor<1x128x128xbf16, #ti
 VOTE = '    "warp.vote_any"({0}, {1}) : ({2}, {3}) -> ()\n    "warp.store_shared"'
 WALK = '    "warp.walk"({1}) ({{\n    {0}\n      "warp.fence_async"() : () -> ()\n    }}) {{{3}operandSegmentSizes = array<i32: 1, {2}>}} : ({4}) -> ()\n    "warp.fence_async"'  # noqa: E501
 ROWS = '    %lse = "warp.fragment"() : () -> {0}\n    "warp.store_rows"(%lse, {1}) : ({0}, {2}) -> ()\n    "warp.fence_async"'
+
+
+def add(source: str, coords: int, dims: str, vector: int) -> str:
+    kinds = {"%acc": "tensor<128x128xf32, #tile.reg>", "%out": "tensor<128x128xbf16, #tile.reg>", "%sums": "tensor<128xf32, #tile.reg>"}
+    return f"""    %sums = "warp.fragment"() : () -> {kinds["%sums"]}
+    "warp.global_add"({", ".join([source, "%bias", *["%m0"] * coords])}) {{dims = array<i64{dims}>, vector = {vector}}}
+      : ({", ".join([kinds[source], "tensor<?xf32, #tile.gmem>", *["index"] * coords])}) -> ()
+    "warp.fence_async\""""
+
+
 I1, F32 = "tensor<128xi1, #tile.reg>", "tensor<128xf32, #tile.reg>"
 REFUSED = {
     "kernel": [
@@ -124,6 +134,13 @@ REFUSED = {
             "stores do not convert",
         ),
     ],
+    "global_add": [
+        ('    "warp.fence_async"', add("%acc", 1, "", 2), "rows and the last dimension"),
+        ('    "warp.fence_async"', add("%acc", 1, ": 0, 0", 2), "rows and the last dimension"),
+        ('    "warp.fence_async"', add("%acc", 2, ": 0", 2), "has 2 coordinates for"),
+        ('    "warp.fence_async"', add("%sums", 1, "", 3), "has vector = 3"),
+        ('    "warp.fence_async"', add("%out", 1, "", 2), "adds bf16 to f32"),
+    ],
     "fragment": [
         (FRAGMENT, FRAGMENT.replace("128x128", "96x128"), "a warpgroup holds 64 rows"),
         (FRAGMENT, FRAGMENT.replace("128x128", "128x20"), "of 20 columns"),
@@ -142,6 +159,7 @@ REFUSED = {
         ("{accumulate = true, transpose_b = true", "{accumulate = true, transpose_b = false", "the sizes do not fit"),
         ("(%acc, %sa, %sb, %state, %state)", "(%acc, %sc, %sb, %state, %state)", None),
         ("%sum: f32, %row", "%sum: f32, %row", ""),
+        ("{accumulate = true, transpose_b = true", "{accumulate = true, transpose_a = true, transpose_b = true", "the sizes do not fit"),
     ],
     "wgmma_wait": [('"warp.wgmma_wait"() {pending = 0}', '"warp.wgmma_wait"() {pending = 8}', "wait_group takes 0 to 7")],
     "map": [

@@ -1,6 +1,7 @@
-"""Puts this folder's helper modules on the path."""
+"""Puts this folder's helper modules on the path, and the programs that the tests of passes have."""
 
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "passes")]

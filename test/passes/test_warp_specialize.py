@@ -68,8 +68,8 @@ REFUSED = {
     ),
     "rows that are no whole warpgroups": (with_rows(96), "'tile.kernel' has register tiles of 96 rows"),
     "rows of two sizes": (
-        PROGRAM.replace('  %r = "tile', '  %other = "tile.splat"() {value = 0.0 : f32} : () -> tensor<64xf32, #tile.reg>\n  %r = "tile'),
-        "'tile.kernel' has register tiles of 64, 128 rows",
+        PROGRAM.replace('  %r = "tile', '  %other = "tile.splat"() {value = 0.0 : f32} : () -> tensor<192xf32, #tile.reg>\n  %r = "tile'),
+        "'tile.kernel' has register tiles of 128, 192 rows",
     ),
     "nothing to compute": (
         '"tile.kernel"() ({\n^bb0(%a: tensor<?x64xbf16, #tile.gmem>):\n  %c0 = arith.constant 0 : index\n  %sa = "tile.load"(%a, %c0, %c0) '
