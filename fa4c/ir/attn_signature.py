@@ -14,9 +14,11 @@ from .mlir import func, ir
 AXES = ("b", "hq", "hkv")
 ALIGNMENTS = ("top_left", "bottom_right")
 LAYOUTS = ("bshd", "bhsd")
-ARGUMENT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.fill", "attn.cu_seqlens")
-RESULT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.workspace")
-FUNCTION_ATTRIBUTES = ("attn.align", "attn.layout")
+ARGUMENT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.fill", "attn.cu_seqlens", "attn.never")
+RESULT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.workspace", "attn.kernel")
+FUNCTION_ATTRIBUTES = ("attn.align", "attn.layout", "attn.stationary")
+STATIONARY = ("m", "n")
+INFINITIES = ("inf", "-inf")
 _FUNC_OWN_ATTRIBUTES = ("sym_name", "function_type", "sym_visibility", "arg_attrs", "res_attrs", "no_inline")
 _DTYPES = {"f32": "f32", "f64": "f64", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i64": "i64", "i1": "i1", "index": "index"}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -28,7 +30,8 @@ _FILL = re.compile(rf"normal|alibi|uniform\({_NUMBER},\s*{_NUMBER}\)|sorted_ids\
 class TensorFacts:
     """An argument or a result. `shape` has one size for each of `dims`, None where it is known at run time only.
 
-    `workspace`: a result that a later function of the module takes by its name, and no result of the whole.
+    `workspace`: a result that a later function of the module takes by its name, and no result of the whole. `never`: "inf" or "-inf", a
+    value that no element has. `kernel`: results of one name are computed by one kernel.
     """
 
     name: str
@@ -39,15 +42,20 @@ class TensorFacts:
     fill: str | None = None
     cu_seqlens: str | None = None
     workspace: bool = False
+    never: str | None = None
+    kernel: str | None = None
 
 
 @dataclass(frozen=True)
 class FunctionFacts:
+    """`stationary`: the dimension whose blocks CTAs own, "m" where the function does not say."""
+
     name: str
     align: str
     layout: str
     args: tuple[TensorFacts, ...]
     results: tuple[TensorFacts, ...]
+    stationary: str = "m"
 
 
 def dtype_name(kind) -> str:
@@ -114,6 +122,7 @@ def function_facts(func_op) -> FunctionFacts:
             _tensor_facts(op, f"result {n}", t, _dictionary(op, "res_attrs", n), RESULT_ATTRIBUTES, op.location)
             for n, t in enumerate(kind.results)
         ),
+        stationary=_choice(op, "attn.stationary", STATIONARY),
     )
 
 
@@ -155,6 +164,8 @@ def _tensor_facts(op, what: str, kind, attributes: dict, allowed: tuple[str, ...
         _string(attributes["attn.fill"], "attn.fill", what, where) if "attn.fill" in attributes else None,
         _string(attributes["attn.cu_seqlens"], "attn.cu_seqlens", what, where) if "attn.cu_seqlens" in attributes else None,
         "attn.workspace" in attributes and _unit(attributes["attn.workspace"], "attn.workspace", what, where),
+        _string(attributes["attn.never"], "attn.never", what, where) if "attn.never" in attributes else None,
+        _string(attributes["attn.kernel"], "attn.kernel", what, where) if "attn.kernel" in attributes else None,
     )
     _check_axes(facts, what, where)
     _check_dims(facts, what, kind, where)
@@ -165,6 +176,10 @@ def _tensor_facts(op, what: str, kind, attributes: dict, allowed: tuple[str, ...
             why='it is "normal", "uniform(lo,hi)", "sorted_ids(n)" or "alibi"',
             fix='for example attn.fill = "uniform(0,10)"',
         )
+    if facts.never not in (None, *INFINITIES):
+        raise Diagnostic(f"'func.func' has attn.never = \"{facts.never}\" on {what}", where=where, why='it is "inf" or "-inf"')
+    if facts.kernel is not None and not _IDENTIFIER.fullmatch(facts.kernel):
+        raise Diagnostic(f"'func.func' has attn.kernel = \"{facts.kernel}\" on {what}", where=where, why="it must be an identifier")
     return facts
 
 
@@ -210,9 +225,9 @@ def tensor_attributes(tensor: TensorFacts) -> ir.DictAttr:
         return ir.ArrayAttr.get([ir.StringAttr.get(name) for name in names])
 
     entries = {"attn.name": ir.StringAttr.get(tensor.name), "attn.axes": strings(tensor.axes), "attn.dims": strings(tensor.dims)}
-    for name, text in (("attn.fill", tensor.fill), ("attn.cu_seqlens", tensor.cu_seqlens)):
-        if text is not None:
-            entries[name] = ir.StringAttr.get(text)
+    for name in ("fill", "cu_seqlens", "never", "kernel"):
+        if getattr(tensor, name) is not None:
+            entries[f"attn.{name}"] = ir.StringAttr.get(getattr(tensor, name))
     if tensor.workspace:
         entries["attn.workspace"] = ir.UnitAttr.get()
     return ir.DictAttr.get(entries)

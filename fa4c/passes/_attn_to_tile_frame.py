@@ -1,5 +1,9 @@
-"""Where one CTA of an attn kernel stands: its rows, its batch entry and head, the problem's sizes, and tensors addressed from there."""
+"""Where one CTA of an attn kernel stands: its rows, its batch entry and head, the problem's sizes, and tensors addressed from there.
 
+Masks and maps count queries and keys by position; under `bottom_right` a query's position is its number plus n - m.
+"""
+
+from ..ir import tile as tile_ops
 from ..ir.attn_signature import TensorFacts, memory_order
 from ..ir.mlir import arith, ir
 from ..ir.tile import DimOp, LoadElementOp, LoadOp, ProgramIdOp, StoreOp, tile_type
@@ -22,10 +26,15 @@ class Frame:
         index = ir.IndexType.get()
         self._place = ProgramIdOp(x=index, y=index, z=index)
         self.b, self.h = self._place.z, self._place.y
-        self.hkv = self._kv_head()
+        self.group = None  # query heads of one CTA, where there are several
+        if plan.grouped:
+            self.hkv = self._place.y
+            self.group = arith.floordivsi(self.size("hq"), self.size("hkv"))
+        else:
+            self.hkv = self._kv_head()
         self.row0 = arith.muli(self._place.x, self.index(shape.block_m))
-        self._shift = arith.subi(self.size("n"), self.size("m")) if plan.facts.align == "bottom_right" else None
-        self.position0 = self.position(self.row0)
+        self._shift = arith.subi(self.size("n"), self.size("m")) if self._counts_from_the_end() else None
+        self.position0 = self.position(plan.rows, self.row0)
         for operation in plan.operations[:-1]:
             if not operation.name.startswith("attn.") or operation.name == "attn.size":
                 clone(operation, self.scalars, self.external)
@@ -47,9 +56,20 @@ class Frame:
                 self._sizes[name] = dim_of(self.tensors[tensor.name], self.order(tensor.name).index(name))
         return self._sizes[name]
 
-    def position(self, row):
-        """A row as masks and maps count it."""
-        return row if self._shift is None else arith.addi(row, self._shift)
+    def enter_head(self, number) -> None:
+        """From here on the query head is this one of the CTA's group."""
+        self.h = arith.addi(arith.muli(self.hkv, self.group), number)
+
+    def _counts_from_the_end(self) -> bool:
+        return self.plan.facts.align == "bottom_right" and self.has("m") and self.has("n")
+
+    def position(self, dim: str, number):
+        """A query or key as masks and maps count it."""
+        return number if self._shift is None or dim != "m" else arith.addi(number, self._shift)
+
+    def number(self, dim: str, position):
+        """The query or key at a position."""
+        return position if self._shift is None or dim != "m" else arith.subi(position, self._shift)
 
     def has(self, name: str) -> bool:
         return any(name in self.order(t) for t in self.facts)
@@ -74,24 +94,37 @@ class Frame:
         source = self.tensors[tensor.name]
         order = self.order(tensor.name)
         dims = ir.DenseI64ArrayAttr.get([order.index(dim) for dim in tensor.dims])
-        count = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), buffers) if buffers > 1 else None
         return LoadOp(
             source=source,
             coords=self.coordinates(tensor, [first, self.index(0)]),
             dims=dims,
-            buffers=count,
+            buffers=_count(buffers),
             out=tile_type([rows, columns], source.type.element_type, "smem"),
         ).out
 
-    def store(self, tile, tensor: TensorFacts) -> None:
+    def load_row(self, tensor: TensorFacts, first, columns: int, buffers: int):
+        """Values of a vector from `first` on, one a column, in shared memory."""
+        source = self.tensors[tensor.name]
         order = self.order(tensor.name)
-        own = [self.row0, self.index(0)][: len(tensor.dims)]
-        StoreOp(
-            tile=tile,
-            target=self.tensors[tensor.name],
-            coords=self.coordinates(tensor, own),
-            dims=ir.DenseI64ArrayAttr.get([order.index(dim) for dim in tensor.dims]),
-        )
+        return LoadOp(
+            source=source,
+            coords=self.coordinates(tensor, [first]),
+            dims=ir.DenseI64ArrayAttr.get([order.index(tensor.dims[0])]),
+            buffers=_count(buffers),
+            out=tile_type([1, columns], source.type.element_type, "smem"),
+        ).out
+
+    def store(self, tile, tensor: TensorFacts) -> None:
+        StoreOp(tile=tile, target=self.tensors[tensor.name], **self._box(tensor, self.row0))
+
+    def add(self, tile, tensor: TensorFacts, first=None) -> None:
+        """Add rows from `first` on, or a value a row to a single number, to what lies in memory."""
+        tile_ops.GlobalAddOp(x=tile, target=self.tensors[tensor.name], **self._box(tensor, first))
+
+    def _box(self, tensor: TensorFacts, first) -> dict:
+        order = self.order(tensor.name)
+        own = [first, self.index(0)][: len(tensor.dims)]
+        return {"coords": self.coordinates(tensor, own), "dims": ir.DenseI64ArrayAttr.get([order.index(dim) for dim in tensor.dims])}
 
     def element(self, tensor: TensorFacts, own: list):
         source = self.tensors[tensor.name]
@@ -112,21 +145,27 @@ class Frame:
         return inline(block, mapping, self.external, wanted=wanted)
 
     def bounds(self, operation) -> list:
-        """(lo, hi, full_lo, full_hi) of a band mask for all rows of this CTA: no row sees a key outside [lo, hi), all rows see those of
+        """(lo, hi, full_lo, full_hi) of a band mask for all rows of this CTA: no row sees a column outside [lo, hi), all rows see those of
         [full_lo, full_hi). The four are non-decreasing in the row, so the first and the last row decide; rows past the end do not count."""
+        rows, columns = self.plan.space
         region = operation.regions[1].blocks[0]
-        end = arith.minsi(arith.addi(self.row0, self.index(self.shape.block_m)), self.size("m"))
-        last = self.position(arith.subi(end, self.index(1)))
+        end = arith.minsi(arith.addi(self.row0, self.index(self.shape.block_m)), self.size(rows))
+        last = self.position(rows, arith.subi(end, self.index(1)))
         lo, full_hi = self.inline(region, [self.b, self.h, self.position0], wanted=(LO, FULL_HI))
         hi, full_lo = self.inline(region, [self.b, self.h, last], wanted=(HI, FULL_LO))
-        n = self.size("n")
-        return [self._at_least_zero(lo), arith.minsi(hi, n), self._at_least_zero(full_lo), arith.minsi(full_hi, n)]
+        lo, hi, full_lo, full_hi = (self.number(columns, bound) for bound in (lo, hi, full_lo, full_hi))
+        size = self.size(columns)
+        return [self._at_least_zero(lo), arith.minsi(hi, size), self._at_least_zero(full_lo), arith.minsi(full_hi, size)]
 
     def _at_least_zero(self, value):
         zero = self.index(0)
         if not isinstance(value.owner, ir.Block) and value.owner.name == "arith.constant" and value.owner.attributes["value"].value <= 0:
             return zero
         return arith.maxsi(value, zero)
+
+
+def _count(buffers: int):
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), buffers) if buffers > 1 else None
 
 
 def dim_of(tensor, axis: int):

@@ -1,4 +1,7 @@
-"""Builds the kernel of one attn function: a CTA's block of queries against blocks of keys, from the last to the first.
+"""Builds the kernel of one attn function: a CTA's block of rows against blocks of columns.
+
+Keys are visited from the last to the first: with a causal mask the blocks that need masking come first, and a running softmax starts near
+its final maximum. Queries are visited in order, head by head where a CTA owns keys that several query heads share.
 
 One rule an attn operation and phase: `_BLOCK` inside the loop over key blocks, `_AFTER` behind it.
 """
@@ -6,12 +9,13 @@ One rule an attn operation and phase: `_BLOCK` inside the loop over key blocks, 
 import math
 from dataclasses import dataclass
 
+from ..ir import tile as tile_ops
 from ..ir.mlir import arith, ir, scf
 from ..ir.mlir import math as math_ops
 from ..ir.tile import MmaOp, ReduceOp, RescaleFactorOp, SplatOp, ToSharedOp, tile_type
 from ._attn_to_tile_frame import FULL_HI, FULL_LO, HI, LO, Frame
-from ._attn_to_tile_plan import SPACE, Plan
-from ._attn_to_tile_shape import Shape
+from ._attn_to_tile_plan import Plan, Score, Streamed, Total
+from ._attn_to_tile_shape import STREAMED_BUFFERS, Shape
 from ._tile_map import emit_map
 
 _LOG2_E, _LN_2 = math.log2(math.e), math.log(2)
@@ -39,44 +43,76 @@ class Unnormalised:
 
 
 class Kernel:
-    """Emits into the current insertion point; `padded` rounds a head dim up to what the tensor cores take."""
+    """Emits into the current insertion point; `padded` rounds a head dim up to what the tensor cores take; `workspaces` are names."""
 
-    def __init__(self, plan: Plan, shape: Shape, padded, tensors: dict):
-        self.plan, self.shape, self.padded = plan, shape, padded
+    def __init__(self, plan: Plan, shape: Shape, padded, tensors: dict, workspaces=frozenset()):
+        self.plan, self.shape, self.padded, self.workspaces = plan, shape, padded, workspaces
         self.frame = Frame(plan, shape, tensors)
         self.values: dict = {}  # attn value -> tile, or Unnormalised
         self.statistics: dict[int, Statistics] = {}
         self.accumulators: dict[int, object] = {}
         self._row_tiles: dict = {}  # tensor name -> tile in shared memory
+        self._column_tiles: dict = {}  # (tensor name, first column) -> tile in shared memory
+        self._row_vectors: dict = {}  # tensor name -> one value a row, in registers
         self._guarded: dict = {}
         self._column0 = self._tail = None
 
     def emit(self) -> None:
-        bounds = {p: self.frame.bounds(op) for p, op in enumerate(self.plan.operations) if op.name == "attn.band_mask"}
-        first, end = self._block_range(bounds)
-        self._load_row_tiles()
-        self._start_state()
-        index = self.frame.index
-        count = arith.maxsi(end if first == index(0) else arith.subi(end, first), index(0))
-        last = arith.subi(end, index(1))
-        loop = scf.ForOp(index(0), count, index(1), self._state())
-        with ir.InsertionPoint(loop.body):
-            self._set_state(list(loop.inner_iter_args))
-            self._column0 = arith.muli(arith.subi(last, loop.induction_variable), index(self.shape.block_n))
-            self._emit_block(bounds)
-            scf.YieldOp(self._state())
-        self._set_state(list(loop.results))
-        self._column0 = None
+        if self.plan.has_scores():
+            self._emit_blocks()
         self._emit_after()
 
     # -- the loop --------------------------------------------------------------------------------------------
 
+    def _emit_blocks(self) -> None:
+        bounds = {p: self.frame.bounds(op) for p, op in enumerate(self.plan.operations) if self._is_bounded(p, op)}
+        blocks = self._block_range(bounds)
+        self._load_row_tiles()
+        self._start_state()
+        if self.plan.grouped:
+            self._over("heads", self.frame.index(0), self.frame.group, lambda head: self._emit_head(head, bounds, blocks))
+        else:
+            self._emit_columns(bounds, blocks)
+        self._column0, self._row_vectors = None, {}
+
+    def _is_bounded(self, position: int, operation) -> bool:
+        if operation.name != "attn.band_mask":
+            return False
+        return any(isinstance(kind, Score) and position in kind.bands for kind in self.plan.kinds.values())
+
+    def _emit_head(self, head, bounds, blocks) -> None:
+        self.frame.enter_head(head)
+        self._emit_columns(bounds, blocks)
+
+    def _emit_columns(self, bounds, blocks) -> None:
+        index, (first, end) = self.frame.index, blocks
+        self._load_row_vectors()
+        count = arith.maxsi(end if first == index(0) else arith.subi(end, first), index(0))
+        last = arith.subi(end, index(1)) if self.plan.columns == "n" else None
+
+        def block(number):
+            place = arith.subi(last, number) if last is not None else number if first == index(0) else arith.addi(first, number)
+            self._column0 = arith.muli(place, index(self.shape.block_n))
+            self._tail, self._guarded = None, {}
+            self._emit_block(bounds)
+
+        self._over("blocks", index(0), count, block)
+
+    def _over(self, what: str, lower, upper, body) -> None:
+        """A loop that carries the accumulators."""
+        loop = scf.ForOp(lower, upper, self.frame.index(1), self._state())
+        with ir.InsertionPoint(loop.body):
+            self._set_state(list(loop.inner_iter_args))
+            body(loop.induction_variable)
+            scf.YieldOp(self._state())
+        self._set_state(list(loop.results))
+
     def _block_range(self, bounds: dict):
-        """(first block, one past the last) over the keys that any accumulation needs."""
+        """(first block, one past the last) over the columns that any accumulation needs."""
         frame = self.frame
         ranges = []
         for bands in dict.fromkeys(self.plan.visible()):
-            lo, hi = frame.index(0), frame.size("n")
+            lo, hi = frame.index(0), frame.size(self.plan.columns)
             for number, position in enumerate(bands):
                 own_lo, own_hi = bounds[position][LO], bounds[position][HI]
                 lo, hi = (own_lo, own_hi) if number == 0 else (arith.maxsi(lo, own_lo), arith.minsi(hi, own_hi))
@@ -89,9 +125,22 @@ class Kernel:
 
     def _load_row_tiles(self) -> None:
         for operation in self.plan.operations:
-            if operation.name == "attn.gemm" and self.plan.dims_of(operation.results[0]) == SPACE:
+            if operation.name == "attn.gemm" and self.plan.dims_of(operation.results[0]) == self.plan.space:
                 with operation.location:
                     self._row_tile(self.plan.tensors[operation.operands[0]])
+
+    def _load_row_vectors(self) -> None:
+        """Vectors along the rows that maps of scores read; again for each head, as they may differ."""
+        self._row_vectors = {}
+        for operation in self.plan.operations:
+            if operation.name == "attn.map" and self.plan.score(operation.results[0]) is not None:
+                for value in operation.operands:
+                    if self._is_row_vector(value):
+                        with operation.location:
+                            self._row_vector(self.plan.tensors[value])
+
+    def _is_row_vector(self, value) -> bool:
+        return value in self.plan.tensors and self.plan.dims_of(value) == (self.plan.rows,)
 
     def _start_state(self) -> None:
         rows = self.shape.block_m
@@ -125,13 +174,14 @@ class Kernel:
     def _emit_block(self, bounds: dict) -> None:
         self._bounds = bounds
         for position, operation in enumerate(self.plan.operations):
-            in_block = any(self.plan.score(value) for value in operation.results) or position in self.accumulators
+            kinds = [self.plan.kinds.get(value) for value in operation.results]
+            in_block = any(isinstance(kind, (Score, Streamed)) for kind in kinds) or position in self.accumulators
             if in_block:
                 with operation.location:
                     _BLOCK[operation.name](self, position, operation.opview)
 
     def _operand(self, position: int, value):
-        """A score as this operation may read it: keys past the end do not disturb."""
+        """A score as this operation may read it: columns past the end do not disturb."""
         tile, fill = self.values[value], self.plan.guards.get(position)
         if fill is None:
             return tile
@@ -140,10 +190,10 @@ class Kernel:
         return self._guarded[value, fill]
 
     def _select_keys(self, tile, fill: float):
-        """`fill` for keys past the end; only the block that holds the end pays for it."""
+        """`fill` for columns past the end; only the block that holds the end pays for it."""
 
         def body(x, row, column):
-            limit = arith.subi(self.frame.size("n"), self._column0)
+            limit = arith.subi(self.frame.size(self.plan.columns), self._column0)
             return arith.select(arith.cmpi(_SLT, column, limit), x, _f32(fill))
 
         return emit_map([tile], tile.type, body, cond=self._tail_flag())
@@ -151,25 +201,50 @@ class Kernel:
     def _tail_flag(self):
         if self._tail is None:
             end = arith.addi(self._column0, self.frame.index(self.shape.block_n))
-            self._tail = arith.cmpi(_SGT, end, self.frame.size("n"))
+            self._tail = arith.cmpi(_SGT, end, self.frame.size(self.plan.columns))
         return self._tail
 
+    def _select_rows(self, tile):
+        """0 for rows past the end; only the last block of rows pays for it."""
+        end = arith.addi(self.frame.row0, self.frame.index(self.shape.block_m))
+        size = self.frame.size(self.plan.rows)
+
+        def body(x, row, column):
+            return arith.select(arith.cmpi(_SLT, row, arith.subi(size, self.frame.row0)), x, _zero(x.type))
+
+        return emit_map([tile], tile.type, body, cond=arith.cmpi(_SGT, end, size))
+
     def _partial_flag(self, position: int):
-        """Whether some row of this block sees some key of it not."""
+        """Whether some row of this block sees some column of it not."""
         bounds = self._bounds[position]
         end = arith.addi(self._column0, self.frame.index(self.shape.block_n))
         behind = arith.cmpi(_SGT, end, bounds[FULL_HI])
         return behind if bounds[FULL_LO] == self.frame.index(0) else arith.ori(arith.cmpi(_SLT, self._column0, bounds[FULL_LO]), behind)
 
     def block_gemm(self, position: int, op) -> None:
-        if self.plan.dims_of(op.out) == SPACE:
-            q, k = self._row_tile(self.plan.tensors[op.a]), self._key_tile(self.plan.tensors[op.b])
-            self.values[op.out] = MmaOp(a=q, b=k, acc=None, transpose_b=ir.BoolAttr.get(True), out=self._score_type("f32")).out
+        kind = self.plan.kinds[op.out]
+        if isinstance(kind, Streamed):
+            self._stream(position, op)
             return
-        p = self._operand(position, op.a)
-        v = self._key_tile(self.plan.tensors[op.b])
+        if isinstance(kind, Score):
+            a, b = self._row_tile(self.plan.tensors[op.a]), self._column_tile(self.plan.tensors[op.b])
+            self.values[op.out] = MmaOp(a=a, b=b, acc=None, transpose_b=ir.BoolAttr.get(True), out=self._score_type("f32")).out
+            return
+        a = self._operand(position, op.a)
+        b = self._column_tile(self.plan.tensors[op.b])
         acc = self._rescaled(position, op.a)
-        self.accumulators[position] = MmaOp(a=p, b=v, acc=acc, out=acc.type).out
+        self.accumulators[position] = MmaOp(a=a, b=b, acc=acc, out=acc.type).out
+
+    def _stream(self, position: int, op) -> None:
+        """This block's part of a sum over the rows of all CTAs."""
+        a = ToSharedOp(x=self._select_rows(self.values[op.a]), buffers=_i64(STREAMED_BUFFERS), out=_in_shared(self.values[op.a].type)).out
+        kind = tile_type([self.shape.block_n, self._width(op.out)], "f32", "reg")
+        part = MmaOp(a=a, b=self._row_tile(self.plan.tensors[op.b]), acc=None, transpose_a=ir.BoolAttr.get(True), out=kind).out
+        self.frame.add(part, self._result_of(op.out), self._column0)
+
+    def _result_of(self, value):
+        """The result that a value is returned as."""
+        return self.plan.facts.results[list(self.plan.operations[-1].operands).index(value)]
 
     def block_map(self, position: int, op) -> None:
         self.values[op.out] = self._map_of(op, self._score_type(op.out.type.element_type))
@@ -180,22 +255,22 @@ class Kernel:
         def body(x, row, column):
             if position in self._bounds and _is_interval(op):
                 return arith.select(self._inside_interval(position, op, row, column), x, _f32(-math.inf))
-            key = arith.addi(self._column0, column)
-            (seen,) = self.frame.inline(op.predicate.blocks[0], self._indices(op.predicate.blocks[0], 0, row, column, key))
-            there = arith.cmpi(_SLT, key, self.frame.size("n"))
+            (seen,) = self.frame.inline(op.predicate.blocks[0], self._indices(op.predicate.blocks[0], 0, row, column))
+            there = arith.cmpi(_SLT, arith.addi(self._column0, column), self.frame.size(self.plan.columns))
             return arith.select(arith.andi(seen, there), x, _f32(-math.inf))
 
         cond = self._partial_flag(position) if position in self._bounds else None
         self.values[op.out] = emit_map([scores], scores.type, body, cond=cond)
 
     def _inside_interval(self, position: int, op, row, column):
-        """Whether the row sees the key, by its bounds: limits depend on the row only, so an element costs one comparison a bound."""
+        """Whether the row sees the column, by its bounds: limits depend on the row only, so an element costs one comparison a bound."""
         yielded = self.frame.inline(op.bounds.blocks[0], self._indices(op.bounds.blocks[0], 0, row, column))
-        limit = arith.subi(arith.minsi(yielded[HI], self.frame.size("n")), self._column0)
+        lo, hi = (self.frame.number(self.plan.columns, yielded[which]) for which in (LO, HI))
+        limit = arith.subi(arith.minsi(hi, self.frame.size(self.plan.columns)), self._column0)
         seen = arith.cmpi(_SLT, column, limit)
         if self._bounds[position][LO] == self.frame.index(0):
-            return seen  # no key lies before 0
-        return arith.andi(seen, arith.cmpi(_SGE, column, arith.subi(yielded[LO], self._column0)))
+            return seen  # nothing lies before 0
+        return arith.andi(seen, arith.cmpi(_SGE, column, arith.subi(lo, self._column0)))
 
     def block_softmax(self, position: int, op) -> None:
         """One step of the online softmax; everything relative to the maximum so far, in units of the unscaled input."""
@@ -236,12 +311,17 @@ class Kernel:
 
     def _emit_after(self) -> None:
         for position, operation in enumerate(self.plan.operations[:-1]):
-            if any(self.plan.is_final(value) for value in operation.results):
+            if any(self.plan.is_final(value) or isinstance(self.plan.kinds.get(value), Total) for value in operation.results):
                 with operation.location:
                     _AFTER[operation.name](self, position, operation.opview)
         returned = self.plan.operations[-1]
         with returned.location:
             for value, tensor in zip(returned.operands, self.plan.facts.results, strict=True):
+                if isinstance(self.plan.kinds[value], Streamed):
+                    continue
+                if isinstance(self.plan.kinds[value], Total):
+                    self.frame.add(self.values[value], tensor)
+                    continue
                 tile = self._final(value)
                 if tile.type.rank == 2:
                     tile = ToSharedOp(x=tile, out=tile_type(tile.type.shape, tile.type.element_type, "smem")).out
@@ -252,6 +332,9 @@ class Kernel:
 
     def after_reduce(self, position: int, op) -> None:
         rows = tile_type([self.shape.block_m], "f32", "reg")
+        if op.out.type.rank == 0:  # one value a row, which are added up in memory
+            self.values[op.out] = self._select_rows(self._final(op.x))
+            return
         if position not in self.accumulators:
             x = self._whole_columns(op, self._final(op.x))
             self.values[op.out] = ReduceOp(x=x, init=None, kind=op.kind, out=rows).out
@@ -285,7 +368,7 @@ class Kernel:
         self.values[op.out] = self._map_of(op, tile_type(shape, op.out.type.element_type, "reg"))
 
     def after_cast(self, position: int, op) -> None:
-        value = self.values[op.x]
+        value = self._argument_tile(op.x) if op.x in self.plan.tensors else self.values[op.x]
         if isinstance(value, Unnormalised):  # one map for both
             out = tile_type(value.accumulator.type.shape, op.out.type.element_type, "reg")
             self.values[op.out] = emit_map(
@@ -317,6 +400,8 @@ class Kernel:
 
     def _final(self, value):
         """The tile of a value over rows, its factor multiplied in."""
+        if value in self.plan.tensors:
+            return self._argument_tile(value)
         tile = self.values[value]
         if isinstance(tile, Unnormalised):
             tile = self.values[value] = emit_map([tile.accumulator, tile.inverse], tile.accumulator.type, _times)
@@ -332,46 +417,84 @@ class Kernel:
             )
         return self._row_tiles[tensor.name]
 
-    def _key_tile(self, tensor):
-        """The tile of an argument with this block's keys, for one MMA. Two that read one tensor may run for different blocks at a time, so
-        each has a copy of its own."""
-        return self.frame.load_tile(tensor, self._column0, self.shape.block_n, self.padded(tensor.shape[1]), self.shape.buffers)
+    def _column_tile(self, tensor):
+        """The tile of an argument with this block's columns as its rows. MMAs that read one tensor share it."""
+        key = (tensor.name, self._column0)
+        if key not in self._column_tiles:
+            columns = self.padded(tensor.shape[1])
+            self._column_tiles[key] = self.frame.load_tile(tensor, self._column0, self.shape.block_n, columns, self.shape.buffers)
+        return self._column_tiles[key]
+
+    def _column_vector(self, tensor):
+        """A value a column, of this block."""
+        key = (tensor.name, self._column0)
+        if key not in self._column_tiles:
+            self._column_tiles[key] = self.frame.load_row(tensor, self._column0, self.shape.block_n, self.shape.buffers)
+        return self._column_tiles[key]
+
+    def _row_vector(self, tensor):
+        """A value a row, of this CTA."""
+        if tensor.name not in self._row_vectors:
+            kind = tile_type([self.shape.block_m], self.frame.tensors[tensor.name].type.element_type, "reg")
+            self._row_vectors[tensor.name] = emit_map(
+                [], kind, lambda row, column: self.frame.element(tensor, [arith.addi(self.frame.row0, row)])
+            )
+        return self._row_vectors[tensor.name]
+
+    def _argument_tile(self, value):
+        """An argument over (rows) or (rows, x), in registers."""
+        tensor = self.plan.tensors[value]
+        if len(tensor.dims) == 1:
+            return self._row_vector(tensor)
+        if value not in self.values:
+            shared = self._row_tile(tensor)
+            self.values[value] = tile_ops.FromSharedOp(x=shared, out=tile_type(shared.type.shape, shared.type.element_type, "reg")).out
+        return self.values[value]
 
     def _map_of(self, op, out):
-        """A map: tiles are its inputs, arguments are read element by element."""
+        """A map: tiles are its inputs, scalars and bias matrices are read element by element."""
         block = op.body.blocks[0]
-        inputs = [value for value in op.inputs if value not in self.plan.tensors]
+        tiles = [self._map_input(op, value) for value in op.inputs]
 
         def body(*arguments):
             *elements, row, column = arguments
-            given = dict(zip(inputs, elements, strict=True)) if len(set(inputs)) == len(inputs) else None
-            found = [
-                self._argument_element(value, row, column)
-                if value in self.plan.tensors
-                else (given[value] if given is not None else elements.pop(0))
-                for value in op.inputs
-            ]
+            found = [elements.pop(0) if tile is not None else self._argument_element(value, row, column)
+                     for value, tile in zip(op.inputs, tiles, strict=True)]
             (result,) = self.frame.inline(block, found + self._indices(block, len(found), row, column))
             return result
 
-        tiles = [self.values[v] if self.plan.score(v) else self._final(v) for v in inputs]
-        return emit_map(tiles, out, body)
+        return emit_map([tile for tile in tiles if tile is not None], out, body)
+
+    def _map_input(self, op, value):
+        """The tile of an input, None for one that is read element by element."""
+        if value not in self.plan.tensors:
+            return self.values[value] if self.plan.score(value) else self._final(value)
+        dims = self.plan.dims_of(value)
+        if dims == (self.plan.columns,) and self._is_aligned(value):
+            return self._column_vector(self.plan.tensors[value])
+        if dims == (self.plan.rows,) or (dims[:1] == (self.plan.rows,) and not self.plan.has_scores()):
+            return self._argument_tile(value)
+        return None
+
+    def _is_aligned(self, value) -> bool:
+        """Whether a vector may be copied in bulk: a workspace, which a kernel before wrote and which is padded."""
+        return self.plan.tensors[value].name in self.workspaces
 
     def _argument_element(self, value, row, column):
         tensor = self.plan.tensors[value]
-        places = {"m": lambda: arith.addi(self.frame.row0, row), "n": lambda: arith.addi(self._column0, column)}
+        rows, columns = self.plan.space
+        places = {rows: lambda: arith.addi(self.frame.row0, row), columns: lambda: arith.addi(self._column0, column)}
         return self.frame.element(tensor, [places[dim]() if dim in places else column for dim in tensor.dims])
 
-    def _indices(self, block, first: int, row, column, key=None) -> list:
-        """Arguments %b, %h, %i, %j of a region; positions that it does not use are not computed."""
+    def _indices(self, block, first: int, row, column) -> list:
+        """Arguments %b, %h, and the positions of row and column, of a region; positions that it does not use are not computed."""
         arguments = list(block.arguments)[first:]
         used = [any(True for _ in argument.uses) for argument in arguments]
         indices = [self.frame.b, self.frame.h]
         indices.append(arith.addi(self.frame.position0, row) if used[2] else row)
         if len(arguments) == 4:
-            if key is None:
-                key = arith.addi(self._column0, column) if used[3] and self._column0 is not None else column
-            indices.append(key)
+            visited = used[3] and self._column0 is not None
+            indices.append(self.frame.position(self.plan.columns, arith.addi(self._column0, column)) if visited else column)
         return indices
 
     def _score_type(self, element):
@@ -426,6 +549,18 @@ def _convert(x, element):
     if element.width == x.type.width:  # bf16 and f16
         x = arith.extf(ir.F32Type.get(), x)
     return arith.truncf(element, x)
+
+
+def _in_shared(kind):
+    return tile_type(kind.shape, kind.element_type, "smem")
+
+
+def _zero(element):
+    return arith.constant(element, 0.0)
+
+
+def _i64(number: int):
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
 
 
 def _splat(shape, value: float):

@@ -1,12 +1,16 @@
 """What `attn-to-tile` reads out of an attn function before it builds anything.
 
-Queries are the rows of a CTA's tile, keys are visited block by block. So every operation belongs to one of two phases: values over
-(m, n) are made once a block and die with it (`Score`); values over (m) or (m, x) are known after the last block (`Final`). Between
-the two stand the accumulations over n: GEMMs, reductions and the statistics of a softmax. A probability is the odd one: until the last
-block its row sum is unknown, so what the block has is P times the row sum, and only what is linear in P can be computed from it.
+A CTA owns a block of rows, of the function's stationary dimension (queries in a forward), and visits the columns, the other one, block by
+block. So every operation belongs to one of two phases: values over (rows, columns) are made once a block and die with it (`Score`);
+values over (rows) or (rows, x) are known after the last block (`Final`). Between the two stand the accumulations over the columns: GEMMs,
+reductions and the statistics of a softmax. A GEMM that sums over the rows gives each block a part of a result that other CTAs have parts of
+too (`Streamed`), and so does the sum of everything (`Total`): these are added up in memory. A function without scores has one phase, after.
 
-`Score` also carries what an element is where a key is masked or lies past the end, which decides which blocks may be left out and where the
-boundary block needs a mask of its own.
+A probability is the odd one: until the last block its row sum is unknown, so what the block has is P times the row sum, and only what is
+linear in P can be computed from it.
+
+`Score` also carries what an element is where a column is masked or lies past the end, which decides which blocks may be left out and where
+the boundary block needs a mask of its own.
 """
 
 import math
@@ -17,14 +21,12 @@ from ..ir.attn_signature import FunctionFacts, TensorFacts, function_facts
 from ..ir.diagnostics import op_diagnostic
 from ._attn_to_tile_regions import constant_result, is_linear
 
-ROWS, COLUMNS = "m", "n"
-SPACE = (ROWS, COLUMNS)
-_NOWHERE = "attn-to-tile makes one pass over the keys for each block of queries"
+_NOWHERE = "attn-to-tile makes one pass over the columns for each block of rows"
 
 
 @dataclass(frozen=True)
 class Score:
-    """A value over (m, n). Where any of `bands` excludes an element it is `outside`; for keys past the last one it is `beyond`."""
+    """A value over rows and columns. Where any of `bands` excludes an element it is `outside`; columns past the last one have `beyond`."""
 
     softmax: int | None = None  # position of the softmax whose row sum it still has to be divided by
     bands: tuple[int, ...] = ()  # positions of band masks
@@ -34,7 +36,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Final:
-    """A value over (m) or (m, x), known after the last block."""
+    """A value over (rows) or (rows, x), known after the last block."""
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A value over (columns, x) of which each block of each CTA has a part."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """A number of which each CTA has a part."""
 
 
 @dataclass
@@ -47,8 +59,15 @@ class Plan:
     operations: list
     tensors: dict  # function argument -> TensorFacts
     kinds: dict = field(default_factory=dict)
-    sinks: list = field(default_factory=list)  # what accumulates over n: (position, operand)
-    guards: dict = field(default_factory=dict)  # position -> what its operand must be for keys past the end, where it is not so by itself
+    sinks: list = field(default_factory=list)  # what accumulates over the columns: (position, operand)
+    guards: dict = field(default_factory=dict)  # position -> what its operand must be for columns past the end, where it is not so by itself
+
+    def __post_init__(self):
+        self.rows = self.facts.stationary
+        self.columns = {"m": "n", "n": "m"}[self.rows]
+        self.space = (self.rows, self.columns)
+        axes = {axis for t in (*self.facts.args, *self.facts.results) for axis in t.axes}
+        self.grouped = self.rows == "n" and {"hq", "hkv"} <= axes  # a CTA that owns keys visits all query heads that share them
 
     def dims_of(self, value) -> tuple[str, ...]:
         return self.dims[value][0]
@@ -58,7 +77,11 @@ class Plan:
         return kind if isinstance(kind, Score) else None
 
     def is_final(self, value) -> bool:
-        return isinstance(self.kinds.get(value), Final)
+        """Whether a value is known after the last block; arguments over the rows count where no block is visited at all."""
+        return isinstance(self.kinds.get(value), Final) or (value in self.tensors and self.dims_of(value)[:1] == (self.rows,))
+
+    def has_scores(self) -> bool:
+        return any(isinstance(kind, Score) for kind in self.kinds.values())
 
     def visible(self) -> list[tuple[int, ...]]:
         """For each accumulation, the band masks outside of which nothing reaches it; () where every key may."""
@@ -109,23 +132,28 @@ def _finite(value: float | None) -> bool:
 
 
 def _gemm(plan: Plan, position: int, op) -> None:
-    if plan.dims_of(op.out) == SPACE:
-        _check_score_operand(plan, op, "a", op.a, ROWS, op.transpose_a.value, transposed=False)
-        _check_score_operand(plan, op, "b", op.b, COLUMNS, op.transpose_b.value, transposed=True)
-        plan.kinds[op.out] = Score(beyond=0.0)  # keys past the end are loaded as 0
+    if plan.dims_of(op.out) == plan.space:
+        _check_score_operand(plan, op, "a", op.a, plan.rows, op.transpose_a.value, transposed=False)
+        _check_score_operand(plan, op, "b", op.b, plan.columns, op.transpose_b.value, transposed=True)
+        plan.kinds[op.out] = Score(beyond=0.0)  # what lies past the end is loaded as 0
         return
     kind = plan.score(op.a)
-    if kind is None or op.transpose_a.value or op.transpose_b.value or op.b not in plan.tensors:
+    if kind is None or op.transpose_b.value or op.b not in plan.tensors:
         names = " x ".join(plan.dims_of(op.out))
         raise op_diagnostic(
             op,
             f"computes {names} in a way that has no lowering",
-            why=f"{_NOWHERE}: a GEMM either makes m x n scores from two arguments or "
-            "multiplies m x n values, contracting n, by an argument",
+            why=f"{_NOWHERE}: a GEMM either makes {' x '.join(plan.space)} scores from two arguments or "
+            f"multiplies {' x '.join(plan.space)} values by an argument",
             fix="write it as one of the two, or as a kernel of its own",
         )
-    _check_memory_order(op, "b", plan.tensors[op.b], (COLUMNS,))
+    summed = plan.rows if op.transpose_a.value else plan.columns
+    _check_memory_order(op, "b", plan.tensors[op.b], (summed,))
     _check_operand_type(plan, op, op.b)
+    if op.transpose_a.value:
+        _check_unnormalised(op, kind, "sums a probability over its rows", "recompute P from LSE: attn-derive-backward does")
+        plan.kinds[op.out] = Streamed()
+        return
     _sink(plan, position, op, op.a)
     plan.kinds[op.out] = Final()
 
@@ -167,21 +195,21 @@ def _check_operand_type(plan, op, value) -> None:
 
 def _map(plan: Plan, position: int, op) -> None:
     dims = plan.dims_of(op.out)
-    if dims != SPACE:
+    if dims != plan.space:
         _final_map(plan, op, dims)
         return
     scores = [(number, plan.score(value)) for number, value in enumerate(op.inputs) if plan.score(value) is not None]
     for number, value in enumerate(op.inputs):
-        if plan.is_final(value):
+        if value not in plan.tensors and plan.score(value) is None:
             raise op_diagnostic(
                 op,
-                f"needs input {number} before the last key block is done",
+                f"needs input {number} before the last block is done",
                 why=f"{_NOWHERE}; that input is a result of the whole row",
                 fix="compute this in a second function that takes it as an argument",
             )
     normalised = [(number, kind) for number, kind in scores if kind.softmax is not None]
     if not normalised:
-        plan.kinds[op.out] = _mapped(op, scores)
+        plan.kinds[op.out] = _mapped(plan, op, scores)
         return
     number, kind = normalised[0]
     others = [op.body.blocks[0].arguments[k] for k, _ in normalised[1:]]
@@ -197,23 +225,26 @@ def _map(plan: Plan, position: int, op) -> None:
     plan.kinds[op.out] = replace(kind, outside=0.0, beyond=0.0)
 
 
-def _mapped(op, scores) -> Score:
-    """What is known of a map's result where its input is masked or past the end."""
+def _mapped(plan, op, scores) -> Score:
+    """What is known of a map's result where its inputs are masked or past the end."""
     block = op.body.blocks[0]
-    if len(scores) != 1 or len(op.inputs) != 1:
-        return Score()
-    number, kind = scores[0]
-    outside = constant_result(block, {block.arguments[number]: kind.outside})
-    beyond = constant_result(block, {block.arguments[number]: kind.beyond})
-    return Score(bands=kind.bands if outside is not None else (), outside=outside, beyond=beyond)
+    arguments = [(argument, value) for argument, value in zip(block.arguments, op.inputs, strict=False) if value in plan.tensors]
+    never = {argument: plan.tensors[value].never for argument, value in arguments}
+    masked = [(kind.bands, constant_result(block, {block.arguments[n]: kind.outside}, never)) for n, kind in scores if kind.bands]
+    masked = [(bands, outside) for bands, outside in masked if outside is not None]
+    alike = [bands for bands, outside in masked if outside == masked[0][1]]
+    past = {argument: 0.0 for argument, value in arguments if plan.dims_of(value) == (plan.columns,)}  # loaded as 0
+    beyond = constant_result(block, {block.arguments[n]: kind.beyond for n, kind in scores} | past, never)
+    bands = tuple(dict.fromkeys(position for own in alike for position in own))
+    return Score(bands=bands, outside=masked[0][1] if masked else None, beyond=beyond)
 
 
 def _final_map(plan: Plan, op, dims) -> None:
-    if dims[:1] != (ROWS,) or COLUMNS in dims:
+    if dims[:1] != (plan.rows,) or plan.columns in dims:
         raise op_diagnostic(
             op,
             f"maps over {' x '.join(dims)}",
-            why=f"{_NOWHERE}: maps are over m x n while keys are visited, or over m or m x dv after that",
+            why=f"{_NOWHERE}: maps are over {' x '.join(plan.space)} while columns are visited, and over {plan.rows} after that",
             fix="compute it outside and pass the result as an argument",
         )
     plan.kinds[op.out] = Final()
@@ -223,9 +254,16 @@ def _mask(plan: Plan, position: int, op) -> None:
     kind = plan.score(op.scores)
     _check_unnormalised(op, kind, "masks a probability", "mask the scores before the softmax")
     bands = kind.bands if kind.outside == -math.inf else ()
-    own = (position,) if op.operation.name == "attn.band_mask" else ()
+    bounded = op.operation.name == "attn.band_mask" and not (plan.grouped and _reads_head(plan, op.bounds.blocks[0]))
+    own = (position,) if bounded else ()
     bands = bands + own
     plan.kinds[op.out] = Score(bands=bands, outside=-math.inf if bands else None, beyond=-math.inf)
+
+
+def _reads_head(plan: Plan, block) -> bool:
+    """Whether bounds differ between the query heads of a group."""
+    loads = [op.operation.operands[0] for op in block.operations if op.operation.name == "attn.load"]
+    return any(True for _ in block.arguments[1].uses) or any("hq" in plan.tensors[value].axes for value in loads)
 
 
 def _check_unnormalised(op, kind, what: str, fix: str) -> None:
@@ -250,14 +288,14 @@ def _softmax(plan: Plan, position: int, op) -> None:
 
 
 def _cast(plan: Plan, position: int, op) -> None:
-    if op.x in plan.tensors:
+    if op.x in plan.tensors and plan.dims_of(op.x)[:1] != (plan.rows,):
         raise op_diagnostic(
             op,
             f"casts the argument {plan.tensors[op.x].name}",
             why="tiles go from memory to the tensor cores as they are",
             fix="pass it in the dtype that is needed",
         )
-    kind = plan.kinds[op.x]
+    kind = plan.kinds.get(op.x, Final())
     if isinstance(kind, Score) and not _finite(kind.beyond):
         plan.guards[position] = 0.0  # here, in f32, rather than behind the cast, in front of the GEMM
         kind = replace(kind, beyond=0.0)
@@ -275,7 +313,8 @@ def _scatter(plan: Plan, position: int, op) -> None:
 
 def _reduce(plan: Plan, position: int, op) -> None:
     if op.dim is not None and op.dim.value != op.x.type.rank - 1:
-        raise op_diagnostic(op, f"reduces dimension {op.dim.value}", why=f"{_NOWHERE}: rows are reduced over keys or over the head dim")
+        why = f"{_NOWHERE}: rows are reduced over the columns or over the head dim"
+        raise op_diagnostic(op, f"reduces dimension {op.dim.value}", why=why)
     kind = plan.score(op.x)
     if kind is not None:
         if kind.softmax is not None and op.kind.value != "sum":
@@ -286,14 +325,14 @@ def _reduce(plan: Plan, position: int, op) -> None:
                 fix="take it of the scores",
             )
         _sink(plan, position, op, op.x)
-    elif not plan.is_final(op.x) or len(plan.dims_of(op.x)) != 2:
+    elif not plan.is_final(op.x) or (op.out.type.rank == 0 and op.kind.value != "sum"):
         raise op_diagnostic(
             op,
-            f"reduces {' x '.join(plan.dims_of(op.x))}",
-            why=f"{_NOWHERE}: rows are reduced over keys or over the head dim",
+            f"reduces {' x '.join(plan.dims_of(op.x))} to its {op.kind.value}",
+            why=f"{_NOWHERE}: rows are reduced over the columns or over the head dim, and then added up",
             fix="compute it outside and pass the result as an argument",
         )
-    plan.kinds[op.out] = Final()
+    plan.kinds[op.out] = Final() if op.out.type.rank else Total()
 
 
 _RULES = {
@@ -324,29 +363,58 @@ def _refuse_packed(function, facts: FunctionFacts) -> None:
 
 def _check_results(plan: Plan) -> None:
     returned = plan.operations[-1]
-    if not plan.sinks:
+    if plan.has_scores() and not plan.sinks:
         raise op_diagnostic(
             returned,
-            "returns nothing that was accumulated over keys",
+            "returns nothing that was accumulated over the columns",
             why=f"{_NOWHERE}, and this function needs none",
-            fix="write a function with a GEMM, a softmax or a reduction over n",
+            fix="write a function with a GEMM, a softmax or a reduction over them",
         )
     for value, result in zip(returned.operands, plan.facts.results, strict=True):
-        if not plan.is_final(value):
+        kind = plan.kinds.get(value)
+        if isinstance(kind, (Streamed, Total)):
+            _check_added_up(plan, returned, value, result)
+        elif not isinstance(kind, Final):
             what = "its argument" if value in plan.tensors else f"{' x '.join(plan.dims_of(value))} values"
             raise op_diagnostic(
                 returned,
                 f"returns {what} as '{result.name}'",
-                why="results are stored once a row block, after the last key block",
-                fix="return a GEMM over the keys, a reduction or the log-sum-exp",
+                why="results are stored once a row block, after the last block of columns",
+                fix="return a GEMM over the columns, a reduction or the log-sum-exp",
             )
-        varies = plan.dims[value][1]
-        missing = [axis for axis in varies if axis not in result.axes and not (axis == "hkv" and "hq" in result.axes)]
-        if missing:
-            raise op_diagnostic(
-                returned,
-                f"sums '{result.name}' over {', '.join(missing)}",
-                why=f"its value varies over {list(varies)}, its attn.axes are {list(result.axes)}; "
-                "sums over batch or heads are not lowered to tiles yet",
-                fix=f"give it attn.axes = {list(varies)} and add up outside",
-            )
+        else:
+            _check_complete(plan, returned, value, result)
+
+
+def _check_added_up(plan, returned, value, result) -> None:
+    if result.dtype != "f32":
+        raise op_diagnostic(
+            returned,
+            f"adds up '{result.name}' in {result.dtype}",
+            why="what several CTAs contribute to is added up in memory, in f32",
+            fix="run attn-outline-kernels first, or return it in f32",
+        )
+    readers = [use.owner for use in value.uses]
+    if len(readers) != 1:
+        raise op_diagnostic(returned, f"returns '{result.name}', which it reads too", why="no CTA knows the sum of all")
+
+
+def _check_complete(plan, returned, value, result) -> None:
+    varies = plan.dims[value][1]
+    covered = {"hkv"} if "hq" in result.axes else {"hq"} if plan.grouped and "hkv" in result.axes else set()
+    missing = [axis for axis in varies if axis not in result.axes and axis not in covered]
+    if missing:
+        raise op_diagnostic(
+            returned,
+            f"sums '{result.name}' over {', '.join(missing)}",
+            why=f"its value varies over {list(varies)}, its attn.axes are {list(result.axes)}; "
+            "such sums over batch or heads are not lowered to tiles yet",
+            fix=f"give it attn.axes = {list(varies)} and add up outside",
+        )
+    if plan.grouped and "hq" in result.axes:
+        raise op_diagnostic(
+            returned,
+            f"returns '{result.name}' for each query head",
+            why="a CTA that owns keys adds up over the query heads of its group",
+            fix="put it into a kernel of its own: attn-split-backward{groups=...}",
+        )

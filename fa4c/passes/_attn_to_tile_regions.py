@@ -78,8 +78,11 @@ def _used(operation) -> set:
 # -- what a region does ----------------------------------------------------------------------------------
 
 
-def constant_result(block, known: dict) -> float | None:
-    """What a region yields where its arguments are `known`, if that does not depend on anything else; NaN counts as not known."""
+def constant_result(block, known: dict, never: dict | None = None) -> float | None:
+    """What a region yields where its arguments are `known`, if that does not depend on anything else; NaN counts as not known.
+
+    `never`: argument -> "inf" or "-inf", which it is not. A product with 0 is 0: the other factor of a masked element is taken as finite.
+    """
     values = {argument: np.float64(value) for argument, value in known.items() if value is not None}
     for op in block.operations:
         operation = op.operation
@@ -89,11 +92,24 @@ def constant_result(block, known: dict) -> float | None:
         if operation.regions or not operation.name.startswith(("arith.", "math.")):
             continue
         operands = [values.get(value, _constant(value)) for value in operation.operands]
+        absorbed = _absorbed(operation, operands, never or {})
         if operation.name == "arith.select" and operands[0] is None and operands[1] is not None and operands[1] == operands[2]:
             values[operation.results[0]] = operands[1]
+        elif absorbed is not None:
+            values[operation.results[0]] = absorbed
         elif all(value is not None for value in operands):
             values[operation.results[0]] = scalar.apply(operation, operands)[0]
     return None
+
+
+def _absorbed(operation, operands: list, never: dict):
+    """The result where one operand decides it: 0 in a product, an infinity in a sum with what is never the other one."""
+    if operation.name not in ("arith.mulf", "arith.addf") or operands.count(None) != 1:
+        return None
+    known, other = (operands[0], operation.operands[1]) if operands[1] is None else (operands[1], operation.operands[0])
+    if operation.name == "arith.mulf":
+        return known if known == 0 else None
+    return known if np.isinf(known) and never.get(other) == ("inf" if known < 0 else "-inf") else None
 
 
 def is_linear(block, argument) -> bool:

@@ -14,10 +14,13 @@ _COLUMN_STEP = 16
 # Addresses, loop counters, row statistics: FA-4's 192x128 kernel for head dim 64 has this many of 160 registers beside its tiles, no spill.
 _OTHER_REGISTERS = 32
 _REGISTERS_PER_FURTHER_SOFTMAX = 8  # two rows a thread: maximum, row sum, factor, and room
+_BACKWARD_HALVES = 5
 _COMPUTE_WARPGROUPS = (1, 2, 3)
+_COPYING_WARPGROUPS = 2  # of kernels without a loop, which memory bandwidth bounds
 _PRODUCER_REGISTERS = 24
 _BARRIER_BYTES = 1024
 _DEFAULT_BUFFERS = 2
+STREAMED_BUFFERS = 2  # copies in shared memory of what an MMA sums over rows
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,9 @@ class Demand:
     row_tiles: tuple[int, ...]  # widths of tiles with block_m rows, loaded once
     column_tiles: tuple[int, ...]  # widths of tiles with block_n rows, loaded for each block
     accumulators: tuple[int, ...]  # widths of f32 tiles with block_m rows that live through the loop
-    live_halves: int  # 16-bit units of m x n values alive at once, an f32 counting two
+    live_halves: int  # 16-bit units of scores alive at once, an f32 counting two
     softmaxes: int
+    streamed: tuple[int, ...] = ()  # widths of f32 tiles with block_n rows, made of each block
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Shape:
 def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int = 0, buffers: int = 0) -> Shape:
     """The cheapest shape that fits; 0 means free. Raises `Diagnostic` at `op`, with the numbers, where nothing does."""
     _check_options(op, target, block_m, block_n, buffers)
-    rows = [block_m] if block_m else [target.mma.m * groups for groups in _COMPUTE_WARPGROUPS]
+    groups = _COMPUTE_WARPGROUPS if demand.column_tiles else (_COPYING_WARPGROUPS,)
+    rows = [block_m] if block_m else [target.mma.m * count for count in groups]
     columns = [block_n] if block_n else list(range(_COLUMN_STEP, min(_WIDEST, target.mma.n_max) + 1, _COLUMN_STEP))
     candidates = [Shape(m, n, buffers or _DEFAULT_BUFFERS) for m in rows for n in columns]
     fitting = [shape for shape in candidates if problem_with(demand, target, shape) == ""]
@@ -84,9 +89,11 @@ def _check_options(op, target, block_m, block_n, buffers) -> None:
 def problem_with(demand: Demand, target, shape: Shape) -> str:
     """What does not fit, in numbers; "" if all does."""
     warpgroups = shape.block_m // target.mma.m
-    registers, budget = _registers(demand, target, shape), _budget(target, warpgroups)
+    registers, budget = _registers(demand, target, shape), register_budget(target, warpgroups)
     if registers > budget:
         return f"a thread would need about {registers} registers, but {budget} are there with {warpgroups} compute warpgroups"
+    if demand.streamed and shape.block_n not in (target.mma.m, target.mma.m * warpgroups):
+        return f"an MMA that sums over rows has block_n rows: {target.mma.m}, or {target.mma.m} for each of {warpgroups} warpgroups"
     smem = _smem(demand, shape)
     if smem > target.smem_bytes:
         return f"it needs {smem} bytes of shared memory, but a CTA has {target.smem_bytes}"
@@ -95,17 +102,30 @@ def problem_with(demand: Demand, target, shape: Shape) -> str:
 
 def _registers(demand: Demand, target, shape: Shape) -> int:
     threads = 32 * target.warps_per_warpgroup
-    halves = target.mma.m * shape.block_n * demand.live_halves
+    scores = -(-target.mma.m * shape.block_n * demand.live_halves // (2 * threads))
+    streamed = [width * shape.block_n // (threads * shape.block_m // target.mma.m) for width in demand.streamed]
     accumulators = target.mma.m * sum(demand.accumulators)
     return (
-        -(-halves // (2 * threads))
+        max([scores, *streamed])
         + accumulators // threads
         + _OTHER_REGISTERS
         + _REGISTERS_PER_FURTHER_SOFTMAX * max(0, demand.softmaxes - 1)
     )
 
 
-def _budget(target, warpgroups: int) -> int:
+def backward_registers(target, widths, streamed) -> int:
+    """Registers of a thread for accumulators of these widths beside the scores of a backward (S and dP in f32, one of them in 16 bits).
+
+    Blocks of 64 columns where a sum over CTAs is made of them (`streamed`: an MMA has 64 rows), else of 32.
+    """
+    columns = target.mma.m if streamed else target.mma.m // 2
+    threads = 32 * target.warps_per_warpgroup
+    scores = -(-target.mma.m * columns * _BACKWARD_HALVES // (2 * threads))
+    transient = max([scores, *(target.mma.m * width // (2 * threads) for width in streamed)])
+    return sum(target.mma.m * width // threads for width in widths) + transient + _OTHER_REGISTERS
+
+
+def register_budget(target, warpgroups: int) -> int:
     """Registers of a compute thread once the producer warpgroup has given up its own."""
     threads = 32 * target.warps_per_warpgroup
     step = target.register_step
@@ -115,4 +135,6 @@ def _budget(target, warpgroups: int) -> int:
 
 def _smem(demand: Demand, shape: Shape) -> int:
     """The output tiles reuse the rows' ones or the rotating copies, which are free by then."""
-    return 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.buffers * shape.block_n * sum(demand.column_tiles) + _BARRIER_BYTES
+    streamed = 2 * STREAMED_BUFFERS * shape.block_m * shape.block_n * bool(demand.streamed)
+    tiles = 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.buffers * shape.block_n * sum(demand.column_tiles)
+    return tiles + streamed + _BARRIER_BYTES

@@ -1,17 +1,20 @@
 """Split an attn function into the kernels that compute it: what precedes the scores, the scores, what follows.
 
-A backward needs delta = rowsum(dO * O) before its block loop, for every block of keys again: a small kernel computes it once. And where
-CTAs own blocks of keys (`stationary=n`), dQ is the sum of what many CTAs contribute, and under grouped queries dK and dV are sums over
-the heads of a group: such sums are f32 numbers in memory, cast when all is there. What a CTA completes by itself stays in the main kernel.
+A backward needs delta = rowsum(dO * O) before its block loop, for every block of keys again: a small kernel computes it once. CTAs own
+blocks of one dimension, the stationary one: that which most results of a kernel have. What lacks it is the sum of what many CTAs
+contribute: dQ where they own keys. Such sums are f32 numbers in memory, cast when all is there. What a CTA completes by itself stays in
+the main kernel; that includes dK and dV under grouped queries, as a CTA that owns keys visits all heads of the group.
 
 The kernels are functions of the module, run in order: NAME_preprocess, NAME_main, NAME_postprocess, each only where there is something for
-it. A result with `attn.workspace` is an argument, by name, of a later function and no result of the whole. A sum over axes that a workspace
-lacks is part of the function that writes it, as for any result.
+it; instead of NAME_main one for each `attn.kernel` among the results (`attn-split-backward`). A result with `attn.workspace` is an
+argument, by name, of a later function and no result of the whole. `attn.stationary` on a function says whose blocks its CTAs own.
 
 Before:  func.func @f(%q, %k, %v, %o, %lse, %do) -> (%dq: bf16, %dk: bf16, %dv: bf16)
 After:   func.func @f_preprocess(%o, %lse, %do) -> (%delta: f32 {attn.workspace}, ...)
          func.func @f_main(%q, %k, %v, %do, %delta, ...) -> (%dq_sum: f32 {attn.workspace}, %dk: bf16, %dv: bf16)
          func.func @f_postprocess(%dq_sum: f32) -> (%dq: bf16)
+
+Option `stationary`: "n" or "m" for all kernels, or "auto".
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +24,7 @@ from ..ir.attn_dims import infer_dims
 from ..ir.attn_signature import TensorFacts, attn_functions, function_facts, tensor_attributes
 from ..ir.diagnostics import Diagnostic
 from ..ir.mlir import ir
+from . import _infinities
 from .registry import register_pass
 
 _DTYPES = {"f16": "fp16"}
@@ -28,7 +32,7 @@ _SIZES = ("b", "hq", "hkv", "m", "n")
 
 
 @register_pass("attn-outline-kernels")
-def attn_outline_kernels(module: ir.Module, *, stationary: Literal["n", "m"] = "n") -> None:
+def attn_outline_kernels(module: ir.Module, *, stationary: Literal["auto", "n", "m"] = "auto") -> None:
     functions = attn_functions(module)
     if len(functions) != 1:
         raise Diagnostic(
@@ -46,6 +50,7 @@ class _Part:
     suffix: str
     cut: dict
     returned: list  # (value, TensorFacts)
+    stationary: str = ""
 
 
 class _Outline:
@@ -54,29 +59,44 @@ class _Outline:
         self.known = infer_dims(function, self.facts)
         self.block = function.operation.regions[0].blocks[0]
         self.operations = [op.operation for op in self.block.operations]
-        self.returned = list(self.operations[-1].operands)
-        self.stationary = stationary
+        self.returned = list(zip(self.operations[-1].operands, self.facts.results, strict=True))
         self._names = {t.name for t in (*self.facts.args, *self.facts.results)}
         self.scored = self._follow_scores()
+        self.groups = self._group()
+        self.stationary = {name: _most_common(group) if stationary == "auto" else stationary for name, group in self.groups.items()}
 
     def apply(self) -> None:
-        before = self._values_before()
-        after = {number: self._sum_of(number) for number in range(len(self.returned))}
-        summed = {value: self._workspace(value, self.facts.results[number].axes) for number, value in after.items() if value is not None}
-        main = [(value, t) for number, (value, t) in enumerate(zip(self.returned, self.facts.results)) if after[number] is None]
-        final = [(value, t) for number, (value, t) in enumerate(zip(self.returned, self.facts.results)) if after[number] is not None]
-        if not before and not final:
+        before, summed, main, final = self._values_before(), {}, {name: [] for name in self.groups}, []
+        for name, group in self.groups.items():
+            sums = []
+            for value, tensor in group:
+                source = self._sum_of(value, tensor, self.stationary[name])
+                if source is None:
+                    main[name].append((value, replace(tensor, kernel=None)))
+                    continue
+                summed[source] = self._workspace(source, tensor.axes)
+                sums.append((source, summed[source]))
+                final.append((value, replace(tensor, kernel=None)))
+            main[name][:0] = sums
+        if not before and not final and len(self.groups) == 1:
             return
-        parts = [
-            _Part("_preprocess", {}, list(before.items())),
-            _Part("_main", before, list(summed.items()) + main),
-            _Part("_postprocess", summed, final),
-        ]
+        parts = [_Part("_preprocess", {}, list(before.items()))]
+        parts += [_Part(f"_{name}", before, returned, self.stationary[name]) for name, returned in main.items()]
+        for dim in dict.fromkeys(_first_dim(tensor) for _, tensor in final):
+            own = [(value, tensor) for value, tensor in final if _first_dim(tensor) == dim]
+            parts.append(_Part("_postprocess" if len(own) == len(final) else f"_postprocess_{dim}", summed, own, dim))
         where = ir.InsertionPoint(self.function.operation)
         for part in parts:
             if part.returned:
                 self._emit(part, where)
         self.function.operation.erase()
+
+    def _group(self) -> dict:
+        """Results by the kernel that computes them: name -> [(value, facts)]."""
+        groups: dict = {}
+        for value, tensor in self.returned:
+            groups.setdefault(tensor.kernel or "main", []).append((value, tensor))
+        return groups
 
     def _is_score(self, value) -> bool:
         return value in self.known and {"m", "n"} <= set(self.known[value][0])
@@ -90,7 +110,8 @@ class _Outline:
         return scored
 
     def _values_before(self) -> dict:
-        """What the score operations read that others compute, if it takes a sum to compute it: value -> workspace."""
+        """What the score operations read that others compute, if it takes a sum to compute it, or is a vector along the blocks that are
+        visited: value -> workspace."""
         read = [
             value
             for operation in self.operations
@@ -98,24 +119,37 @@ class _Outline:
             for value in operation.operands
             if value not in self.scored and not isinstance(value.owner, ir.Block) and value in self.known
         ]
-        if not any(self._takes_a_sum(value) for value in read):
+        visited = [("m", "n")[stationary == "m"] for stationary in self.stationary.values()]
+        if not any(self._takes_a_sum(value) or (len(dims := self.known[value][0]) == 1 and dims[0] in visited) for value in read):
             return {}
-        return {value: self._workspace(value, self.known[value][1]) for value in dict.fromkeys(read)}
+        return {value: replace(self._workspace(value, self.known[value][1]), never=self._never(value)) for value in dict.fromkeys(read)}
+
+    def _never(self, value) -> str | None:
+        """An infinity that no element is."""
+        missing = sorted(_infinities.ANY - self._may_be(value))
+        return missing[0] if missing else None
+
+    def _may_be(self, value) -> frozenset:
+        if isinstance(value.owner, ir.Block) or value.owner.name != "attn.map":
+            return _infinities.ANY
+        return _infinities.of_region(value.owner.regions[0].blocks[0], [self._may_be(operand) for operand in value.owner.operands])
 
     def _takes_a_sum(self, value) -> bool:
         if isinstance(value.owner, ir.Block):
             return False
         return value.owner.name in ("attn.reduce", "attn.gemm") or any(map(self._takes_a_sum, value.owner.operands))
 
-    def _sum_of(self, number: int):
+    def _sum_of(self, value, result, stationary: str):
         """What a result is cast from, if that is the sum of several CTAs' contributions; else None."""
-        value, result = self.returned[number], self.facts.results[number]
-        while not isinstance(value.owner, ir.Block) and value.owner.name == "attn.cast":
-            value = value.owner.operands[0]
-        if value == self.returned[number] or value not in self.scored:
+        source = value
+        while not isinstance(source.owner, ir.Block) and source.owner.name == "attn.cast":
+            source = source.owner.operands[0]
+        if source == value or source not in self.scored:
             return None
-        dims, axes = self.known[value]
-        return value if self.stationary not in dims or axes != result.axes else None
+        dims, axes = self.known[source]
+        more = set(axes) - set(result.axes)
+        complete = stationary in dims and (not more or (more == {"hq"} and "hkv" in result.axes))
+        return None if complete else source
 
     def _workspace(self, value, axes) -> TensorFacts:
         name = getattr(value.owner.location, "name_str", "") or "w"
@@ -144,6 +178,8 @@ class _Outline:
             counterpart[value].replace_all_uses_with(argument)
             returned = [argument if old == counterpart[value] else old for old in returned]
             arguments.append(replace(tensor, workspace=False))
+        if part.stationary == "n":
+            copy.attributes["attn.stationary"] = ir.StringAttr.get("n")
         with ir.InsertionPoint(block), self.operations[-1].location:
             ir.Operation.create("func.return", operands=returned)
         _drop_dead(operations[:-1])
@@ -152,7 +188,17 @@ class _Outline:
             ir.FunctionType.get([argument.type for argument in block.arguments], [value.type for value in returned])
         )
         copy.attributes["arg_attrs"] = ir.ArrayAttr.get([tensor_attributes(t) for t in arguments])
-        copy.attributes["res_attrs"] = ir.ArrayAttr.get([tensor_attributes(t) for _, t in part.returned])
+        copy.attributes["res_attrs"] = ir.ArrayAttr.get([tensor_attributes(replace(t, never=None)) for _, t in part.returned])
+
+
+def _first_dim(tensor) -> str:
+    return tensor.dims[0] if tensor.dims else "scalar"
+
+
+def _most_common(group: list) -> str:
+    """The dimension that most results of a kernel have: each CTA completes its blocks of these."""
+    having = {dim: sum(dim in tensor.dims for _, tensor in group) for dim in ("m", "n")}
+    return "n" if having["n"] > having["m"] else "m"
 
 
 def _drop_dead(operations) -> None:

@@ -1,13 +1,14 @@
-"""Attention as mathematics becomes the program of one CTA: blocks of queries and keys, tiles in shared memory and registers.
+"""Attention as mathematics becomes the program of one CTA: blocks of rows and columns, tiles in shared memory and registers.
 
-A CTA takes block_m queries of one head and batch entry. It loads them once and visits the keys in blocks of block_n, from the last to the
-first: with a causal mask the blocks that need masking come first, and a running softmax starts near its final maximum. Scores never reach
-global memory, which is why attention is done in blocks at all. A softmax becomes its online form: row maximum and partial row sums go from
-block to block, accumulators are multiplied by what the maximum grew, and are divided by the row sum once at the end.
+A CTA takes block_m rows (queries in a forward; keys where a backward's function is stationary over n) of one head and batch entry. It loads
+them once and visits the columns in blocks of block_n. Scores never reach global memory, which is why attention is done in blocks at all. A
+softmax becomes its online form: row maximum and partial row sums go from block to block, accumulators are multiplied by what the maximum
+grew, and are divided by the row sum once at the end.
 
 Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks need no mask; other masks are evaluated in every block.
-Keys past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`. Where the best one depends on
-the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`.
+Columns past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`. Where the best one depends
+on the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`. Several
+functions become kernels that one host launches in order; results with `attn.workspace` are memory between them.
 
 Before:  %s = "attn.gemm"(%q, %k) {transpose_b = true} ...   %p, %lse = "attn.softmax"(%s) ...   %o = "attn.gemm"(%pc, %v) ...
 After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile.kernel" with
@@ -18,6 +19,7 @@ After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile
 """
 
 import json
+import os
 
 from ..ir.attn_signature import attn_functions, memory_order
 from ..ir.diagnostics import Diagnostic, op_diagnostic
@@ -27,11 +29,13 @@ from ..targets import of as target_of
 from ._attn_to_tile_configurations import MEASURED, choose_configurations
 from ._attn_to_tile_frame import dim_of
 from ._attn_to_tile_kernel import Kernel
-from ._attn_to_tile_plan import SPACE, Plan, Score, make_plan
+from ._attn_to_tile_plan import Plan, Score, Streamed, Total, make_plan
 from ._attn_to_tile_shape import Demand
 from ._tile_map import erase_unused
 from .registry import register_pass
 from .tile_l2_hints import hint_loads
+
+_ALIGNED_ELEMENTS = 4  # rows of f32 workspaces start at multiples of 16 bytes, as TMA wants
 
 
 @register_pass("attn-to-tile")
@@ -39,27 +43,26 @@ def attn_to_tile(
     module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffers: int = 0, configurations: str = MEASURED
 ) -> None:
     functions = attn_functions(module)
-    if len(functions) != 1:
-        raise Diagnostic(
-            f"there are {len(functions)} attn functions to lower",
-            where=module.operation.location,
-            why="one program is made from one function",
-            fix="put each into a file of its own" if functions else "start from an attn file",
-        )
-    function, target = functions[0], target_of(module)
-    plan = make_plan(function)
-    _check_operands(plan, target)
+    if not functions:
+        raise Diagnostic("there are 0 attn functions to lower", where=module.operation.location, fix="start from an attn file")
+    target, semantics = target_of(module), _semantics(module, functions)
     step = target.mma.k
-    chosen = choose_configurations(
-        function, plan, demand_of(plan, step), target, wanted=configurations, block_m=block_m, block_n=block_n, buffers=buffers
-    )
-    semantics = _semantics(module, function)
-    names = [_kernel_name(plan) + (f"_{c.label}" if len(chosen) > 1 else "") for c in chosen]
-    with ir.InsertionPoint(function), function.location:
-        _emit_host(plan, list(zip(names, chosen, strict=True)), semantics)
-        for name, configuration in zip(names, chosen, strict=True):
-            _emit_kernel(plan, name, configuration, lambda size: _padded(size, step))
-    function.operation.erase()
+    kernels = []
+    for function in functions:
+        plan = make_plan(function)
+        _check_operands(plan, target)
+        chosen = choose_configurations(
+            function, plan, demand_of(plan, step), target, wanted=configurations, block_m=block_m, block_n=block_n, buffers=buffers
+        )
+        kernels.append((plan, chosen))
+    with ir.InsertionPoint(functions[0]), functions[0].location:
+        host = _Host([plan for plan, _ in kernels])
+        host.emit(kernels, semantics)
+    for plan, chosen in kernels:
+        with ir.InsertionPoint(plan.function), plan.function.location:
+            for configuration in chosen:
+                _emit_kernel(plan, host.kernel_name(plan, configuration, chosen), configuration, lambda size: _padded(size, step), host)
+        plan.function.operation.erase()
 
 
 def _padded(size: int, step: int) -> int:
@@ -91,18 +94,23 @@ def _check_operands(plan: Plan, target) -> None:
 
 
 def demand_of(plan: Plan, step: int) -> Demand:
-    rows, columns, accumulators = {}, [], []
+    rows, columns, accumulators, streamed = {}, {}, [], []
     for operation in plan.operations:
+        for value in operation.operands:
+            tensor = plan.tensors.get(value)
+            if tensor is not None and len(tensor.dims) == 2 and tensor.shape[1] is not None:
+                width = _padded(tensor.shape[1], step) * (2 if tensor.dtype == "f32" else 1)
+                if operation.name == "attn.gemm" or not plan.has_scores():
+                    (rows if tensor.dims[0] == plan.rows else columns)[tensor.name] = width
         if operation.name != "attn.gemm":
             continue
-        a, b = (plan.tensors.get(value) for value in operation.operands)
-        if a is not None:
-            rows[a.name] = _padded(a.shape[1], step)
-        columns.append(_padded(b.shape[1], step))
-        if plan.dims_of(operation.results[0]) != SPACE:
-            accumulators.append(_padded(b.shape[1], step))
+        width = _padded(plan.tensors[operation.operands[1]].shape[1], step)
+        if isinstance(plan.kinds[operation.results[0]], Streamed):
+            streamed.append(width)
+        elif plan.dims_of(operation.results[0]) != plan.space:
+            accumulators.append(width)
     softmaxes = sum(operation.name == "attn.softmax" for operation in plan.operations)
-    return Demand(tuple(rows.values()), tuple(columns), tuple(accumulators), _live_halves(plan), softmaxes)
+    return Demand(tuple(rows.values()), tuple(columns.values()), tuple(accumulators), _live_halves(plan), softmaxes, tuple(streamed))
 
 
 def _live_halves(plan: Plan) -> int:
@@ -119,99 +127,147 @@ def _live_halves(plan: Plan) -> int:
     return most
 
 
-def _semantics(module, function) -> ir.StringAttr:
+def _semantics(module, functions) -> ir.StringAttr:
     """The variant's expression tree as it was before any pass, which the driver keeps on the module."""
     attributes = module.operation.attributes
     if "fa4c.semantics" in attributes:
         return ir.StringAttr(attributes["fa4c.semantics"])
+    if len(functions) > 1:
+        return None
     from ..ir.semantics import from_function
 
-    return ir.StringAttr.get(json.dumps(from_function(function)))
+    return ir.StringAttr.get(json.dumps(from_function(functions[0])))
 
 
 # -- host ------------------------------------------------------------------------------------------------
 
 
-def _tensors(plan: Plan) -> list:
-    """(role, facts, order in memory, type in global memory) of each argument and result."""
-    described = []
-    for role, group in (("input", plan.facts.args), ("output", plan.facts.results)):
-        for tensor in group:
-            order = memory_order(tensor, plan.facts.layout)
-            static = dict(zip(tensor.dims, tensor.shape, strict=True))
-            element = {"fp16": "f16"}.get(tensor.dtype, tensor.dtype)
-            described.append((role, tensor, order, tile_type([static.get(name) for name in order], element, "gmem")))
-    return described
+class _Host:
+    """The tensors of all functions: (role, facts, order in memory, type in global memory) by name."""
+
+    def __init__(self, plans: list):
+        self._alone = len(plans) == 1
+        facts = [plan.facts for plan in plans]
+        _check_names(plans)
+        made = {t.name for f in facts for t in f.results}
+        inputs = {t.name: t for f in facts for t in f.args if t.name not in made}
+        outputs = {t.name: t for f in facts for t in f.results if not t.workspace}
+        self.workspaces = {t.name: t for f in facts for t in f.results if t.workspace}
+        self.added = {
+            t.name
+            for plan in plans
+            for value, t in zip(plan.operations[-1].operands, plan.facts.results, strict=True)
+            if isinstance(plan.kinds[value], (Streamed, Total))
+        }
+        self.tensors = {}
+        for role, group in (("input", inputs), ("output", outputs), ("workspace", self.workspaces)):
+            for tensor in group.values():
+                order = memory_order(tensor, facts[0].layout)
+                static = dict(zip(tensor.dims, tensor.shape, strict=True))
+                element = {"fp16": "f16"}.get(tensor.dtype, tensor.dtype)
+                self.tensors[tensor.name] = (role, tensor, order, tile_type([static.get(name) for name in order], element, "gmem"))
+
+    def of(self, plan: Plan) -> list[str]:
+        """What a kernel takes: arguments, then results."""
+        return [t.name for t in (*plan.facts.args, *plan.facts.results)]
+
+    def emit(self, kernels: list, semantics) -> None:
+        name = kernels[0][0].facts.name if len(kernels) == 1 else _common_name([plan.facts.name for plan, _ in kernels])
+        op = HostOp(
+            sym_name=ir.StringAttr.get(name),
+            tensors=ir.ArrayAttr.get([self._entry(tensor) for tensor in self.tensors]),
+            semantics=semantics,
+        )
+        kinds = [kind for _, _, _, kind in self.tensors.values()]
+        block = op.body.blocks.append(*kinds, arg_locs=[op.location] * len(kinds))
+        self.arguments = dict(zip(self.tensors, block.arguments, strict=True))
+        with ir.InsertionPoint(block):
+            for plan, chosen in kernels:
+                with plan.function.location:
+                    self._choose(plan, chosen, chosen)
+
+    def _choose(self, plan: Plan, left: list, chosen: list) -> None:
+        """Launch the kernel of the first configuration whose limit holds."""
+        configuration, *others = left
+        if not others:
+            self._launch(plan, configuration, chosen)
+            return
+        which, most = configuration.limit
+        fits = arith.cmpi(arith.CmpIPredicate.sle, self._size(plan, which), arith.constant(ir.IndexType.get(), most))
+        branch = scf.IfOp(fits, has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            self._launch(plan, configuration, chosen)
+            scf.YieldOp([])
+        with ir.InsertionPoint(branch.else_block):
+            self._choose(plan, others, chosen)
+            scf.YieldOp([])
+
+    def _launch(self, plan: Plan, configuration, chosen: list) -> None:
+        rows = arith.constant(ir.IndexType.get(), configuration.shape.block_m)
+        heads = ("hkv",) if plan.grouped else ("hq", "hkv")
+        grid = [arith.ceildivsi(self._size(plan, plan.rows), rows), self._size(plan, *heads), self._size(plan, "b")]
+        tensors = [self.arguments[tensor] for tensor in self.of(plan)]
+        name = self.kernel_name(plan, configuration, chosen)
+        LaunchOp(kernel=ir.FlatSymbolRefAttr.get(name), grid=grid, tensors=tensors, scalars=[])
+
+    def _size(self, plan: Plan, *names):
+        """The first of these sizes that a tensor of the kernel has; 1 if none does."""
+        for name in names:
+            for tensor in self.of(plan):
+                order = self.tensors[tensor][2]
+                if name in order:
+                    return dim_of(self.arguments[tensor], order.index(name))
+        return arith.constant(ir.IndexType.get(), 1)
+
+    def kernel_name(self, plan: Plan, configuration, chosen: list) -> str:
+        """Several functions say themselves what they are."""
+        name = f"{plan.facts.name}_fwd" if self._alone else plan.facts.name
+        return name if len(chosen) == 1 else f"{name}_{configuration.label}"
+
+    def _entry(self, name: str) -> ir.DictAttr:
+        role, tensor, order, _ = self.tensors[name]
+
+        def strings(names):
+            return ir.ArrayAttr.get([ir.StringAttr.get(name) for name in names])
+
+        entry = {"name": ir.StringAttr.get(name), "role": ir.StringAttr.get(role), "axes": strings(tensor.axes), "dims": strings(order)}
+        if role == "output" and len(tensor.dims) == 1:
+            entry["optional"] = ir.BoolAttr.get(True)
+        if role == "workspace":
+            entry["lifetime"] = ir.StringAttr.get("call")
+            entry["pad"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), _ALIGNED_ELEMENTS)
+        if role == "workspace" or name in self.added:
+            entry["init"] = ir.StringAttr.get("zero" if name in self.added else "none")
+        return ir.DictAttr.get(entry)
 
 
-def _entry(role: str, tensor, order) -> ir.DictAttr:
-    def strings(names):
-        return ir.ArrayAttr.get([ir.StringAttr.get(name) for name in names])
-
-    entry = {"name": ir.StringAttr.get(tensor.name), "role": ir.StringAttr.get(role), "axes": strings(tensor.axes), "dims": strings(order)}
-    if role == "output" and len(tensor.dims) == 1:
-        entry["optional"] = ir.BoolAttr.get(True)
-    return ir.DictAttr.get(entry)
-
-
-def _emit_host(plan: Plan, kernels: list, semantics) -> None:
-    """`kernels`: (name, configuration) of each; the host launches the first whose limit holds."""
-    tensors = _tensors(plan)
-    host = HostOp(
-        sym_name=ir.StringAttr.get(plan.facts.name),
-        tensors=ir.ArrayAttr.get([_entry(role, t, order) for role, t, order, _ in tensors]),
-        semantics=semantics,
-    )
-    block = _region_block(host, tensors)
-    with ir.InsertionPoint(block):
-        one = arith.constant(ir.IndexType.get(), 1)
-
-        def size(*names):
-            for name in names:
-                for argument, (_, _, order, _) in zip(block.arguments, tensors, strict=True):
-                    if name in order:
-                        return dim_of(argument, order.index(name))
-            return one
-
-        def launch(name, configuration):
-            rows = arith.constant(ir.IndexType.get(), configuration.shape.block_m)
-            grid = [arith.ceildivsi(size("m"), rows), size("hq", "hkv"), size("b")]
-            LaunchOp(kernel=ir.FlatSymbolRefAttr.get(name), grid=grid, tensors=list(block.arguments), scalars=[])
-
-        _emit_choice(kernels, size, launch)
-
-
-def _emit_choice(kernels: list, size, launch) -> None:
-    (name, configuration), *others = kernels
-    if not others:
-        launch(name, configuration)
-        return
-    which, most = configuration.limit
-    fits = arith.cmpi(arith.CmpIPredicate.sle, size(which), arith.constant(ir.IndexType.get(), most))
-    branch = scf.IfOp(fits, has_else=True)
-    with ir.InsertionPoint(branch.then_block):
-        launch(name, configuration)
-        scf.YieldOp([])
-    with ir.InsertionPoint(branch.else_block):
-        _emit_choice(others, size, launch)
-        scf.YieldOp([])
-
-
-def _emit_kernel(plan: Plan, name: str, configuration, padded) -> None:
-    tensors = _tensors(plan)
+def _emit_kernel(plan: Plan, name: str, configuration, padded, host: _Host) -> None:
     kernel = KernelOp(sym_name=ir.StringAttr.get(name))
-    block = _region_block(kernel, tensors)
+    names = host.of(plan)
+    block = kernel.body.blocks.append(*[host.tensors[name][3] for name in names], arg_locs=[kernel.location] * len(names))
     with ir.InsertionPoint(block):
-        named = {tensor.name: argument for argument, (_, tensor, _, _) in zip(block.arguments, tensors, strict=True)}
-        Kernel(plan, configuration.shape, padded, named).emit()
+        Kernel(plan, configuration.shape, padded, dict(zip(names, block.arguments, strict=True)), frozenset(host.workspaces)).emit()
     erase_unused(block)
     hint_loads(kernel, *configuration.l2)
 
 
-def _kernel_name(plan: Plan) -> str:
-    return f"{plan.facts.name}_fwd"
+def _check_names(plans) -> None:
+    """Functions hand tensors on by name."""
+    returned: dict = {}
+    for plan in plans:
+        for tensor in plan.facts.results:
+            other = returned.setdefault(tensor.name, plan)
+            if other is not plan:
+                raise op_diagnostic(
+                    plan.function,
+                    f"returns '{tensor.name}', as @{other.facts.name} does",
+                    why="functions of one module are the kernels of one program, which hand tensors on by name",
+                    fix="put functions that have nothing to do with each other into files of their own",
+                )
 
 
-def _region_block(op, tensors):
-    kinds = [kind for _, _, _, kind in tensors]
-    return op.body.blocks.append(*kinds, arg_locs=[op.location] * len(kinds))
+def _common_name(names: list[str]) -> str:
+    """NAME of NAME_preprocess, NAME_main, ..."""
+    return os.path.commonprefix(names).rstrip("_") or names[0]
+
+

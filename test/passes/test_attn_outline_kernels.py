@@ -37,6 +37,10 @@ def outlined(text: str, before: str = BACKWARD, options: str = "", after: str = 
     return {fact.name.split("_")[-1]: fact for fact in facts}
 
 
+def stationary(kernels: dict) -> dict:
+    return {name: kernel.stationary for name, kernel in kernels.items()}
+
+
 def names(tensors) -> list[str]:
     return [t.name for t in tensors]
 
@@ -48,8 +52,8 @@ def test_examples(path):
     assert names(pre.args) == ["o", "lse", "do"] and names(pre.results) == ["lse_", "delta"]
     assert [t.dtype for t in (*pre.results, *post.args)].count("f32") == len(pre.results) + len(post.args)
     assert not {"o", "lse"} & set(names(main.args)) and {"lse_", "delta", "do"} <= set(names(main.args))
-    assert names(main.results)[:3] == ["dq_sum", "dk_sum", "dv_sum"] and [t.workspace for t in main.results[:3]] == [True] * 3
-    assert main.results[1].axes == ("b", "hkv") and names(post.results) == ["dq", "dk", "dv"]
+    assert names(main.results)[:3] == ["dq_sum", "dk", "dv"] and [t.workspace for t in main.results[:3]] == [True, False, False]
+    assert main.results[1].axes == ("b", "hkv") and names(post.results) == ["dq"] and main.stationary == "n" and post.stationary == "m"
 
 
 def test_what_one_cta_completes_stays():
@@ -109,7 +113,7 @@ def test_captured_tensors_and_packed_lengths():
     p.result("o", p.output(P), cast=True)
     p.result("lse", lse)
     kernels = outlined(p.text(), span=4)
-    assert "dslope" in names(kernels["postprocess"].results) and "dtable" in names(kernels["main"].results)
+    assert "dslope" in names(kernels["scalar"].results) and "dtable" in names(kernels["main"].results)
 
     text = attention(mask=lambda p, s: p.causal(s)).text()
     cu = ', %cu: tensor<?xi32> {attn.name = "cu", attn.axes = [], attn.dims = ["batch_plus_1"], attn.cu_seqlens = "m"})\n    -> ('

@@ -1,0 +1,82 @@
+"""Decide which results of a backward one kernel computes, and mark them with `attn.kernel`.
+
+One kernel for all of dQ, dK and dV computes S and dP once: five GEMMs. It needs dK's and dV's accumulators in registers beside the scores,
+and adds each block's dQ to global memory. Where that does not fit (large head dims), or where the order of the additions must be fixed and
+waiting for turns costs more than two further GEMMs, dQ gets a kernel whose CTAs own queries, and dK and dV one whose CTAs own keys, or
+each one of its own: seven or eight GEMMs, no sums across CTAs.
+
+Before:  -> (%dq, %dk, %dv)
+After:   -> (%dq {attn.kernel = "dq"}, %dk {attn.kernel = "dk_dv"}, %dv {attn.kernel = "dk_dv"})
+
+Options: `groups`, results by name, those of one kernel joined by "+", kernels by "," ("dq,dk+dv"); empty: the fewest kernels that fit the
+target's registers. `fuse` = false never puts results over queries and results over keys into one kernel. `attn-outline-kernels` makes the
+kernels.
+"""
+
+from dataclasses import replace
+
+from ..ir.attn_signature import attn_functions, function_facts, tensor_attributes
+from ..ir.diagnostics import Diagnostic, nearest, op_diagnostic
+from ..ir.mlir import ir
+from ..targets import of as target_of
+from ._attn_to_tile_shape import backward_registers, register_budget
+from .registry import register_pass
+
+_GROUPS = 2  # compute warpgroups of a kernel: 128 rows
+
+
+@register_pass("attn-split-backward")
+def attn_split_backward(module: ir.Module, *, groups: str = "", fuse: bool = True) -> None:
+    for function in attn_functions(module):
+        results = function_facts(function).results
+        chosen = _parse(function, groups, results) if groups else _fewest(results, target_of(module), fuse)
+        if len(chosen) > 1:
+            _mark(function, results, chosen)
+
+
+def _parse(function, text: str, results) -> list[list]:
+    named = {t.name: t for t in results}
+    chosen, seen = [], set()
+    for part in text.split(","):
+        chosen.append([])
+        for name in (word.strip() for word in part.split("+")):
+            if name not in named or name in seen:
+                raise op_diagnostic(
+                    function,
+                    f"has no result '{name}' to put into a kernel" if name not in named else f"is to compute '{name}' twice",
+                    why=f"its results are: {', '.join(named)}",
+                    fix=nearest(name, named) or "attn-split-backward{groups=dq,dk+dv}",
+                )
+            seen.add(name)
+            chosen[-1].append(named[name])
+    missing = [name for name in named if name not in seen]
+    if missing:
+        raise Diagnostic(f"'{missing[0]}' is in no group", where=function.location, fix=f"add it: groups={text}+{missing[0]}")
+    return chosen
+
+
+def _fewest(results, target, fuse: bool) -> list[list]:
+    """The first division that fits: all in one kernel; by the dimension that CTAs own; each result apart."""
+    scored = [t for t in results if {"m", "n"} & set(t.dims)]
+    rest = [t for t in results if t not in scored]
+    by_dim = [[t for t in scored if dim in t.dims] for dim in ("m", "n")]
+    divisions = [[scored]] if fuse else []
+    divisions += [[group for group in by_dim if group], [[t] for t in scored]]
+    chosen = next((d for d in divisions if all(_fits(group, target) for group in d)), divisions[-1])
+    chosen[0] = chosen[0] + rest
+    return chosen
+
+
+def _fits(group, target) -> bool:
+    """Whether the accumulators of results over the stationary dimension, scores beside them, fit the registers of a thread."""
+    over_keys = sum("n" in t.dims for t in group)
+    stationary = "n" if over_keys * 2 > len(group) else "m"
+    widths = [t.shape[-1] for t in group if stationary in t.dims and len(t.dims) == 2]
+    streamed = [t.shape[-1] for t in group if stationary not in t.dims and len(t.dims) == 2]
+    return backward_registers(target, widths, streamed) <= register_budget(target, _GROUPS)
+
+
+def _mark(function, results, chosen: list[list]) -> None:
+    names = {t.name: "_".join(other.name for other in group) for group in chosen for t in group}
+    marked = [replace(t, kernel=names[t.name]) for t in results]
+    function.operation.attributes["res_attrs"] = ir.ArrayAttr.get([tensor_attributes(t) for t in marked])

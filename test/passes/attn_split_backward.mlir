@@ -1,0 +1,26 @@
+// RUN: %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk+dv},attn-outline-kernels" --no-loc | filecheck %s
+// RUN: %fa4c opt %examples/causal.mlir --pass-pipeline "attn-retype{head-dim=256},attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=WIDE
+// RUN: %fa4c opt %examples/causal.mlir --pass-pipeline "attn-retype{head-dim=64},attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=NARROW
+// RUN: %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{fuse=false}" --no-loc | filecheck %s --check-prefix=APART
+// RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk+dw}" 2>&1 | filecheck %s --check-prefix=WRONG
+// RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk}" 2>&1 | filecheck %s --check-prefix=MISSING
+
+// dQ by CTAs that own queries, dK and dV by CTAs that own keys: no sums in memory, so no postprocess; one preprocess for both.
+// CHECK-LABEL:   func.func @causal_bwd_preprocess
+// CHECK-LABEL:   func.func @causal_bwd_dq(
+// CHECK-NOT:     attn.stationary
+// CHECK-COUNT-3: "attn.gemm"
+// CHECK-NOT:     "attn.gemm"
+// CHECK-LABEL:   func.func @causal_bwd_dk_dv(
+// CHECK-SAME:    attn.stationary = "n"
+// CHECK-COUNT-4: "attn.gemm"
+// CHECK-NOT:     "attn.gemm"
+// CHECK-NOT:     _postprocess
+
+// Two accumulators of 256 columns do not fit beside the scores; of 64 all fit, dQ added up in memory.
+// WIDE:       attn.kernel = "dq", {{.*}}attn.kernel = "dk", {{.*}}attn.kernel = "dv"
+// NARROW-NOT: attn.kernel
+// APART:      attn.kernel = "dq", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dk_dv"
+
+// WRONG:      error: 'func.func' has no result 'dw' to put into a kernel
+// MISSING:    error: 'dv' is in no group
