@@ -17,6 +17,7 @@ DTYPES = ("bf16", "fp16")
 EXAMPLES = """examples:
   fa4c compile examples/causal.mlir                                   writes causal.fa4c here
   fa4c compile examples/causal.mlir -o c64.fa4c --dtype fp16 --head-dim 64
+  fa4c compile examples/causal.mlir --direction both                  forward and backward in one artifact
   fa4c compile examples/causal.mlir --emit tile --no-loc              the IR after the tile passes, on stdout
   fa4c compile my_kernel.tile.mlir --emit cute -o my_kernel.cute.py   entered at the tile level
   fa4c compile examples/causal.mlir --set tile-pipeline.stages=3 --disable-pass tile-lpt-grid
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_variant_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="T", help="see `fa4c targets` (default: what the file says, else sm_90a)")
     parser.add_argument("--direction", choices=DIRECTIONS, default="fwd", help="forward, backward or both (default: fwd)")
+    parser.add_argument("--deterministic", action="store_true", help="in the backward, sums over CTAs in a fixed order")
     parser.add_argument("--dtype", choices=DTYPES, help="re-type an attn-level file before the first pass")
     parser.add_argument("--head-dim", type=head_dim, metavar="D[,DV]", help="re-type an attn-level file before the first pass")
 
@@ -88,9 +90,9 @@ def compile_file(args: argparse.Namespace, emit: str):
     timing = []
     progress(f"compiling {display_name(args.file)}")
     result = compile_text(
-        text, display_name(args.file), target=args.target, direction=args.direction, dtype=args.dtype, head_dim=args.head_dim,
-        pipeline=args.pass_pipeline, disabled=tuple(args.disable_pass), overrides=changes, emit=emit, locations=not args.no_loc,
-        print_after=pass_flags.show_module if args.print_ir_after_all else None, timing=timing)
+        text, display_name(args.file), target=args.target, direction=args.direction, deterministic=args.deterministic, dtype=args.dtype,
+        head_dim=args.head_dim, pipeline=args.pass_pipeline, disabled=tuple(args.disable_pass), overrides=changes, emit=emit,
+        locations=not args.no_loc, print_after=pass_flags.show_module if args.print_ir_after_all else None, timing=timing)
     ran = [item for text, _ in timing for item in parse(text)]
     check_overrides_occur(changes, ran + [Item(name) for name in args.disable_pass])
     if args.timing:
@@ -103,4 +105,4 @@ def _output(args: argparse.Namespace) -> str | None:
         return args.output
     if args.file == STDIN:
         raise UsageError("an artifact of standard input needs a name", fix="add -o NAME.fa4c")
-    return os.path.basename(args.file).split(".")[0] + ".fa4c"
+    return os.path.basename(args.file).split(".")[0] + ("_bwd.fa4c" if args.direction == "bwd" else ".fa4c")

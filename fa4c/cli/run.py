@@ -7,17 +7,21 @@ import json
 import math
 
 from ..ir.diagnostics import Diagnostic, UsageError, nearest
+from . import run_backward
 from .compile import add_variant_flags, compile_file
 from .files import is_artifact, progress, read_module
+from .run_backward import Program
 
 BACKENDS = ("cuda", "emulator", "reference")
 
 EXAMPLES = """examples:
   fa4c run causal.fa4c --shape b=2,hq=8,hkv=2,m=1000,n=1000 --check
+  fa4c run examples/alibi.mlir --direction both --check               and dq, dk, dv, dslopes, compared with torch.autograd
   fa4c run examples/softcap.mlir --dtype fp16 --head-dim 64 --check --json
   fa4c run examples/causal.mlir --backend reference --input q=q.npy --input k=k.npy --input v=v.npy
 
-An input that is not given is made up by its attn.fill. Arrays are in the manifest's layout, (b, s, h, d) unless the file says otherwise.
+An input that is not given is made up by its attn.fill, a gradient that arrives (do) by normal numbers. --direction bwd runs the backward
+alone, on O and LSE of the reference. Arrays are in the manifest's layout, (b, s, h, d) unless the file says otherwise.
 An artifact is run without importing the compiler.
 """
 
@@ -25,6 +29,7 @@ An artifact is run without importing the compiler.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .fa4c artifact, or a .mlir file, which is compiled first")
     add_variant_flags(parser)
+    parser.set_defaults(direction=None)
     parser.add_argument("--backend", choices=BACKENDS, help="default: cuda where a GPU of the target is found, else emulator")
     parser.add_argument("--shape", default="", metavar="NAME=SIZE,...", help="default: b=1,hq=4,hkv=2,m=256,n=256")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs that are made up (default: 0)")
@@ -40,11 +45,24 @@ def needs_mlir(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
-    artifact, semantics = _program(args)
-    sizes, inputs = _inputs(args, semantics, _device(args, artifact))
-    backend, outputs = _execute(args, artifact, semantics, inputs)
-    rows = _check(args, semantics, inputs, outputs) if args.check else []
-    facts = {"name": semantics["name"], "target": artifact.target if artifact else None, "backend": backend, "sizes": sizes}
+    program = _program(args)
+    device, given = _device(args, program.artifact), _given(args, program)
+    sizes, inputs = _inputs(args, program, given, device)
+    backend, outputs, rows = None, {}, []
+    if program.runs_forward:
+        backend, outputs = _execute(args, program.forward_artifact, program.semantics, inputs)
+        rows = _check(args, program.semantics, inputs, outputs)
+    if program.backward:
+        more = run_backward.arriving(program, sizes, args.seed, given, device)
+        more |= run_backward.stored(program, inputs, outputs, given)
+        backend, found = _execute(args, program.backward_artifact, program.backward, {**inputs, **more})
+        outputs |= found
+        if args.check:
+            progress("comparing with autograd in float64")
+            rows += run_backward.check(program, inputs, more, found)
+    artifact = program.artifact
+    facts = {"name": program.semantics["name"], "direction": program.direction, "target": artifact.target if artifact else None,
+             "backend": backend, "sizes": sizes}
     (_print_json if args.json else _print_text)(facts, outputs, rows, args.check)
     wrong = [row for row in rows if not row.ok]
     if wrong:
@@ -53,37 +71,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _program(args):
-    """(artifact or None, semantics); the reference needs no artifact."""
-    if is_artifact(args.file):
-        from ..runtime import artifact
-
-        for flag in ("target", "dtype", "head_dim"):
-            if getattr(args, flag) is not None:
-                raise UsageError(f"--{flag.replace('_', '-')} does not apply to an artifact", why="it is compiled already",
-                                 fix="give the .mlir file instead")
-        loaded = artifact.load(args.file)
-        return loaded, _semantics_of(loaded, args)
-    if args.backend == "reference":
-        return None, _semantics_of_file(args)
+def _program(args) -> Program:
+    """The reference needs no artifact, but the file."""
     from ..runtime import artifact
 
+    if is_artifact(args.file):
+        for flag in ("target", "dtype", "head_dim", "deterministic"):
+            if getattr(args, flag):
+                raise UsageError(f"--{flag.replace('_', '-')} does not apply to an artifact", why="it is compiled already",
+                                 fix="give the .mlir file instead")
+        return _program_of(artifact.load(args.file), args)
+    args.direction = args.direction or "fwd"
+    if args.backend == "reference":
+        return run_backward.of_file(_typed_module(args), args.file, args.direction)
     _set_compile_defaults(args)
     manifest, members = compile_file(args, "artifact")
-    built = artifact.build(manifest, members, args.file)
-    return built, _semantics_of(built, args)
+    return _program_of(artifact.build(manifest, members, args.file), args)
 
 
-def _semantics_of(artifact, args) -> dict:
-    """The tree in the manifest. A program of a lower level has none: then its tensors alone, which is enough to make up data."""
-    if artifact.semantics:
-        return artifact.semantics
+def _program_of(artifact, args) -> Program:
+    """Of a program that does not say what it computes there are its tensors alone, which is enough to make up data."""
+    program = run_backward.of_artifact(artifact, args.direction)
+    if program is not None:
+        return program
     if args.check:
         raise Diagnostic("there is nothing to compare with", where=args.file, why="it was compiled from a file below the attn level, which "
                          "does not say what is computed", fix="leave out --check, or compile the attn file")
     args_of = [{**tensor, "axes": [], "dims": tensor["layout"], "shape": _sizes_by_layout(tensor)}
                for tensor in artifact.manifest["tensors"] if tensor["role"] == "input"]
-    return {"name": artifact.name, "args": args_of, "body": [], "results": []}
+    return Program("fwd", {"name": artifact.name, "args": args_of, "body": [], "results": []}, forward_artifact=artifact)
 
 
 def _sizes_by_layout(tensor: dict) -> list[int | None]:
@@ -91,9 +107,7 @@ def _sizes_by_layout(tensor: dict) -> list[int | None]:
     return [fixed.get(name) for name in tensor["layout"]]
 
 
-def _semantics_of_file(args) -> dict:
-    from ..ir.attn_signature import attn_functions
-    from ..ir.semantics import from_function
+def _typed_module(args):
     from ..passes.pipeline_text import Item
     from ..passes.registry import run_pipeline
 
@@ -101,11 +115,7 @@ def _semantics_of_file(args) -> dict:
     options = {"dtype": args.dtype, "head-dim": args.head_dim and ",".join(map(str, args.head_dim))}
     options = {name: value for name, value in options.items() if value}
     run_pipeline(module, str(Item("attn-retype", options)) if options else "")
-    functions = attn_functions(module)
-    if len(functions) != 1:
-        raise Diagnostic(f"needs one attn function, but has {len(functions)}", where=args.file, why="it is what the reference evaluates",
-                         fix="give a file of the attn level with one function")
-    return from_function(functions[0])
+    return module
 
 
 def _set_compile_defaults(args) -> None:
@@ -129,24 +139,25 @@ def _device(args, artifact) -> str:
     return "cuda" if fits or args.backend == "cuda" else "cpu"
 
 
-def _inputs(args, semantics, device):
+def _inputs(args, program, given, device):
+    """The sizes, and the forward's inputs: given or made up."""
     from ..runtime import inputs
     from ..runtime.errors import InputError
 
+    semantics = program.semantics
     try:
         sizes = inputs.parse_sizes(args.shape, semantics)
     except InputError as error:
         raise UsageError(f"--shape: {error.what}", why=error.why, fix=error.fix) from None
-    given = _given(args, semantics)
     for name, tensor in given.items():
-        sizes.update(_free_sizes(semantics, name, tensor, args.shape))
+        sizes.update(_free_sizes(program, name, tensor, args.shape))
     made = inputs.make_inputs(semantics, sizes, args.seed, device)
     sizes = {name: size for name, size in sizes.items() if name in inputs.dims_of(semantics)}
     return sizes, {name: given[name].to(device) if name in given else tensor for name, tensor in made.items()}
 
 
-def _given(args, semantics) -> dict:
-    specs = {spec["name"]: spec for spec in semantics["args"]}
+def _given(args, program) -> dict:
+    specs = program.arguments
     given = {}
     for text in args.input:
         name, equals, path = text.partition("=")
@@ -177,13 +188,13 @@ def _load(path: str, spec: dict):
     return tensor.to(wanted)
 
 
-def _free_sizes(semantics, name, tensor, shape_text) -> dict:
+def _free_sizes(program, name, tensor, shape_text) -> dict:
     """The run-time sizes that an array fixes, unless --shape names them too (then a difference is an error later on)."""
     from ..runtime.layout import memory_layout, packed_dims, static_dims
 
-    spec = next(spec for spec in semantics["args"] if spec["name"] == name)
-    packed = packed_dims(semantics["args"])
-    names = memory_layout(spec["axes"], spec["dims"], semantics.get("layout", "bshd"), packed)
+    spec = program.arguments[name]
+    packed = packed_dims(program.semantics["args"])
+    names = memory_layout(spec["axes"], spec["dims"], program.semantics.get("layout", "bshd"), packed)
     named = {part.partition("=")[0].strip() for part in shape_text.split(",")}
     fixed = {*static_dims(spec), *packed, *named}
     return {dim: size for dim, size in zip(names, tensor.shape) if dim not in fixed}
@@ -223,13 +234,16 @@ def _offer_the_compiler() -> None:
 def _check(args, semantics, inputs, outputs):
     from ..runtime.check import check
 
+    if not args.check:
+        return []
     progress("comparing with the reference in float64")
     return check(semantics, inputs, outputs)
 
 
 def _print_text(facts, outputs, rows, checked) -> None:
     sizes = " ".join(f"{name}={size}" for name, size in facts["sizes"].items())
-    print(f"{facts['name']} on {facts['backend']}" + (f" for {facts['target']}" if facts["target"] else "") + f": {sizes}")
+    direction = "" if facts["direction"] == "fwd" else f", {facts['direction']},"
+    print(f"{facts['name']}{direction} on {facts['backend']}" + (f" for {facts['target']}" if facts["target"] else "") + f": {sizes}")
     for name, tensor in outputs.items():
         summary = _summary(tensor)
         contents = f"largest {summary['largest']:.6g}  mean of |x| {summary['mean_abs']:.6g}"

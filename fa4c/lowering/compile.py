@@ -11,6 +11,7 @@ from ..ir.mlir import ir
 from ..passes.pipelines import pipeline as standard_pipeline
 from ..passes.registry import run_pipeline
 from . import build, cute_source, manifest, sass
+from .both_directions import Recorder, combine
 
 LEVELS = ("attn", "tile", "warp")
 
@@ -21,6 +22,7 @@ def compile_text(
     *,
     target: str | None = None,
     direction: str = "fwd",
+    deterministic: bool = False,
     dtype: str | None = None,
     head_dim: tuple[int, int] | None = None,
     pipeline: str | None = None,
@@ -35,8 +37,25 @@ def compile_text(
     bytes).
 
     `pipeline` replaces the standard passes; `disabled`, `overrides`, `print_after`, `timing` as in `run_pipeline`. Raises Diagnostic (the
-    user's mistake) or ir.MLIRError (text that does not parse or verify).
+    user's mistake) or ir.MLIRError (text that does not parse or verify). Direction "both" gives one artifact of two compilations;
+    `deterministic` chooses the pipeline whose sums have a fixed order, where there is one.
     """
+    if direction == "both":
+        return _compile_both(
+            text,
+            filename,
+            pipeline,
+            emit,
+            target=target,
+            deterministic=deterministic,
+            dtype=dtype,
+            head_dim=head_dim,
+            disabled=disabled,
+            overrides=overrides,
+            locations=locations,
+            print_after=print_after,
+            timing=timing,
+        )
     with new_context() as context, ir.Location.unknown():
         module = parse_module(text, filename, context)
         name = _set_target(module, target)
@@ -57,8 +76,13 @@ def compile_text(
                 fix=f"emit {entry} or something below it",
             )
         levels = {entry: print_module(module, locations)}
-        for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, dtype, head_dim):
-            run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=print_after, timing=timing)
+        if dtype is not None or head_dim is not None:
+            run_pipeline(module, _retyping(dtype, head_dim), print_after=print_after, timing=timing)
+            levels[entry] = print_module(module, locations)
+        recorder = Recorder(module) if direction == "bwd" else None
+        watch = print_after if recorder is None else recorder.also(print_after)
+        for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, deterministic):
+            run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=watch, timing=timing)
             levels[level] = print_module(module, locations)
         if emit in LEVELS:
             return print_module(module, locations)
@@ -72,6 +96,8 @@ def compile_text(
         if emit == "sass":
             return joined({kernel: sass.disassemble(binary.cubin) for kernel, binary in binaries.items()}, "//")
         made = manifest.make(module, binaries, target=name, direction=direction)
+        if recorder is not None:
+            recorder.write(made)
         members = {}
         for kernel, entry in made["kernels"].items():
             stem = entry["ptx"].removesuffix(".ptx")
@@ -80,6 +106,18 @@ def compile_text(
             members[f"{stem}.cute.py"] = sources[kernel].encode()
         members.update({f"{made['name']}.{level}.mlir": ir_text.encode() for level, ir_text in levels.items()})
         return made, members
+
+
+def _compile_both(text, filename, pipeline, emit, **options):
+    if emit != "artifact" or pipeline is not None:
+        what = "a pipeline" if pipeline is not None else f"the {emit} text"
+        raise Diagnostic(
+            f"{what} is of one direction",
+            where=filename,
+            why="direction both is two compilations whose kernels go into one artifact",
+            fix="choose --direction fwd or --direction bwd",
+        )
+    return combine(*(compile_text(text, filename, direction=direction, **options) for direction in ("fwd", "bwd")), filename)
 
 
 def joined(texts: dict[str, str], comment: str) -> str:
@@ -114,18 +152,21 @@ def _set_target(module, target: str | None) -> str:
     return targets.get(name).name
 
 
-def _steps(pipeline, target, direction, entry, goal, dtype, head_dim):
+def _retyping(dtype, head_dim) -> str:
+    options = [f"dtype={dtype}"] if dtype is not None else []
+    options += [f"head-dim={','.join(map(str, head_dim))}"] if head_dim is not None else []
+    return f"attn-retype{{{' '.join(options)}}}"
+
+
+def _steps(pipeline, target, direction, entry, goal, deterministic):
     """(pipeline text, level reached) in order."""
-    if dtype is not None or head_dim is not None:
-        options = [f"dtype={dtype}"] if dtype is not None else []
-        options += [f"head-dim={','.join(map(str, head_dim))}"] if head_dim is not None else []
-        yield f"attn-retype{{{' '.join(options)}}}", "attn"
     if pipeline is not None:
         yield pipeline, goal
         return
     reached = entry
     for level in LEVELS[LEVELS.index(entry) : LEVELS.index(goal) + 1]:
-        yield standard_pipeline(target, direction, entry=entry if level == entry else f"{reached} to {level}", emit=level), level
+        first = entry if level == entry else f"{reached} to {level}"
+        yield standard_pipeline(target, direction, entry=first, emit=level, deterministic=deterministic), level
         reached = level
 
 

@@ -25,10 +25,15 @@ SM90A_BACKWARD = {
 
 PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD}
 
+# Where sums of several CTAs have a fixed order. A target and direction that is not here has no such sum.
+DETERMINISTIC: dict[tuple[str, str], dict[str, str]] = {}
 
-def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "warp") -> str:
+
+def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "warp", deterministic: bool = False) -> str:
     """The text of the passes from a module of level `entry` to one of level `emit`, both ends included."""
     parts = PIPELINES.get((target, direction))
+    if deterministic:
+        parts = DETERMINISTIC.get((target, direction), parts)
     if parts is None:
         known = ", ".join(f"{t} {d}" for t, d in PIPELINES)
         raise Diagnostic(f"there is no pipeline for {target}, direction {direction}", why=f"there are: {known}",

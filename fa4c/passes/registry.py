@@ -141,7 +141,7 @@ def run_pipeline(module, text: str, *, disabled: Iterable[str] = (), overrides: 
         if timing is not None:
             timing.append((str(item), time.perf_counter() - start))
         if print_after is not None:
-            _show(print_after, item, module)
+            show(print_after, item, module)
 
 
 def resolve(text: str, *, disabled: Iterable[str] = (), overrides: Sequence[tuple[str, str, str]] = ()) -> list[Item]:
@@ -301,7 +301,8 @@ def _scratch_context():
         yield
 
 
-def _show(print_after, item: Item, module) -> None:
+def show(print_after, item: Item | str, module) -> None:
+    """Call or write to `print_after`, a function or a stream."""
     if callable(print_after):
         print_after(str(item), module)
     else:

@@ -30,6 +30,7 @@ class Artifact:
         self.manifest, self.members, self.path = manifest, members, path
         self.digest = hashlib.sha256(_manifest_bytes(manifest)).hexdigest()
         self._program = None
+        self._backward = None
 
     name = property(lambda self: self.manifest["name"])
     target = property(lambda self: self.manifest["target"])
@@ -43,6 +44,25 @@ class Artifact:
 
             self._program = Program(self.manifest, self.path)
         return self._program
+
+    @property
+    def direction(self) -> str:
+        return self.manifest["direction"]
+
+    @property
+    def backward(self) -> Artifact | None:
+        """The artifact of the backward kernels: itself, or the one inside an artifact of both directions, or None."""
+        if self.direction == "bwd":
+            return self
+        if self._backward is None and self.direction == "both":
+            inner = self.manifest["backward"]
+            self._backward = Artifact(inner, {name: self.members[name] for name in inner["members"]}, self.path)
+        return self._backward
+
+    @property
+    def forward_semantics(self) -> dict | None:
+        """What the forward computes; None for a backward that does not say what it was derived from."""
+        return self.manifest.get("forward") if self.direction == "bwd" else self.semantics
 
     def text(self, suffix: str) -> str:
         """The first member ending in `suffix` ('.ptx', '.cute.py', '.attn.mlir', ...) as text. Raises `ArtifactError` if there is none."""
@@ -62,7 +82,11 @@ class Artifact:
 def build(manifest: dict, members: dict[str, bytes | str], path: str = "<memory>") -> Artifact:
     """An artifact in memory from the compiler's output; fills in the members' hashes and checks the schema."""
     data = {name: value.encode() if isinstance(value, str) else bytes(value) for name, value in members.items()}
-    complete = dict(manifest, members={name: hashlib.sha256(value).hexdigest() for name, value in sorted(data.items())})
+    hashes = {name: hashlib.sha256(value).hexdigest() for name, value in sorted(data.items())}
+    complete = dict(manifest, members=hashes)
+    if isinstance(manifest.get("backward"), dict):
+        inner = manifest["backward"]
+        complete["backward"] = dict(inner, members={name: hashes.get(name, "") for name in inner.get("members", {})})
     manifest_module.validate(complete, path)
     return Artifact(complete, data, path)
 

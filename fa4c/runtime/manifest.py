@@ -13,6 +13,7 @@ from .layout import ITEMSIZE
 SCHEMA = 1
 TARGETS = {"sm_90a": (9, 0), "sm_100a": (10, 0)}  # target -> compute capability of the GPUs it runs on
 SYMBOLS = ("b", "hq", "hkv", "m", "n", "d", "dv", "num_sms", "l2_bytes")
+DIRECTIONS = ("fwd", "bwd", "both")
 _MAP_DTYPES = ("bf16", "fp16", "f32")
 _SCALARS = {"i32": (-(2**31), 2**32), "i64": (-(2**63), 2**64), "f32": None}
 _PARAMS = {
@@ -84,6 +85,8 @@ class _Checker:
             self.fail(
                 "target", f"unknown target {m['target']!r}{nearest(m['target'], TARGETS)}", why=f"this runtime knows {', '.join(TARGETS)}"
             )
+        self.choice(m["direction"], "direction", DIRECTIONS)
+        self.field(m, "", "forward", dict, {})
         for name, digest in m["members"].items():
             if not isinstance(digest, str) or len(digest) != 64:
                 self.fail(f"members.{name}", "needs the SHA-256 of the member as 64 hexadecimal digits")
@@ -94,7 +97,24 @@ class _Checker:
             self.kernel(f"kernels.{name}", kernel)
         for k, step in enumerate(m["steps"]):
             self.step(f"steps[{k}]", step)
+        self.backward()
         return m
+
+    def backward(self):
+        """`backward` of an artifact of both directions: a whole manifest, of kernels for the same problem, in the same zip."""
+        both = self.m["direction"] == "both"
+        inner = self.field(self.m, "", "backward", dict, None if not both else ...)
+        if inner is None:
+            return
+        if not both:
+            self.fail("backward", f"stands in an artifact of direction {self.m['direction']}", fix='its direction is "both"')
+        _Checker(inner, f"{self.file}: backward").run()
+        for field, wanted in (("direction", "bwd"), *((name, self.m[name]) for name in ("target", "dtype"))):
+            if inner[field] != wanted:
+                self.fail(f"backward.{field}", f"is {inner[field]!r}, but must be {wanted!r}")
+        for name, digest in inner["members"].items():
+            if self.m["members"].get(name) != digest:
+                self.fail(f"backward.members.{name}", "is no member of the artifact, or its hash differs")
 
     def fail(self, path, what, why="", fix=""):
         raise ManifestError(what, where=f"{self.file}: {path}" if path else self.file, why=why, fix=fix)

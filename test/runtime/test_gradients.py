@@ -120,7 +120,8 @@ def test_only_what_is_asked_for_and_the_callers_graph_is_left_alone():
 
 def test_names_of_gradients():
     def tree(args, results):
-        return {"name": "f", "args": [{"name": n, "dtype": "bf16"} for n in args], "results": [{"name": n, "dtype": "bf16"} for n in results]}
+        made = [[{"name": n, "dtype": "bf16"} for n in names] for names in (args, results)]
+        return {"name": "f", "args": made[0], "results": made[1]}
 
     forward = tree(["q", "do", "q_"], ["o", "lse"])
     backward = tree(["q", "do", "q_", "o", "lse", "do_", "dlse"], ["dq", "ddo", "dq_"])
