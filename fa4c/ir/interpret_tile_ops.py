@@ -102,7 +102,8 @@ def _external(op, mode):
 
 def _load(op, mode):
     dims, shape = list(op.dims), list(op.out.type.shape)
-    return lambda operands, outer: [read_box(operands[0], operands[1:], dims, shape)]
+    box = shape[-len(dims) :]  # a row of column values is a box of one dimension
+    return lambda operands, outer: [read_box(operands[0], operands[1:], dims, box).reshape(shape)]
 
 
 def _store(op, mode):
@@ -202,6 +203,10 @@ def _vote_any(op, mode):
     return lambda operands, outer: [np.repeat(operands[0].reshape(-1, 16).any(axis=1), 16)]
 
 
+def _from_shared(op, mode):
+    return lambda operands, outer: [operands[0]]
+
+
 def _to_shared(op, mode):
     return lambda operands, outer: [operands[0]]
 
@@ -219,6 +224,7 @@ _READERS: dict[str, Callable[[object, str], Compute]] = {
     "tile.reduce": _reduce,
     "tile.rescale_factor": _rescale_factor,
     "tile.vote_any": _vote_any,
+    "tile.from_shared": _from_shared,
     "tile.to_shared": _to_shared,
 }
 

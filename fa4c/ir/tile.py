@@ -279,7 +279,8 @@ class WalkOp(Operation, name="walk", traits=[ir.NoTerminatorTrait]):
 class LoadOp(Scheduled, name="load"):
     """out = a 2-D box of `source` at `coords`, asynchronously, into shared memory; out of bounds reads 0.
 
-    `dims` says which two dimensions of the source the tile's rows and columns run along; the others have extent 1.
+    `dims` says which two dimensions of the source the tile's rows and columns run along; the others have extent 1. With one dimension,
+    the last one, the tile is a row of column values: 1 x columns, f32, which maps spread over their rows.
     In a loop the tile lives in one of `buffers` rotating copies. `l2` asks the L2 cache to give these bytes up first ("evict_first") or
     last ("evict_last").
     """
@@ -295,10 +296,45 @@ class LoadOp(Scheduled, name="load"):
         return (
             _in_space(self, "source", self.source, "gmem")
             and _in_space(self, "out", self.out, "smem", rank=2)
-            and _check_box(self, self.source.type, self.out.type)
+            and (self._check_row() if self._is_row() else _check_box(self, self.source.type, self.out.type))
             and (self.buffers.value >= 1 or op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}"))
             and is_l2_priority(self)
         )
+
+
+    def _is_row(self) -> bool:
+        return len(self.dims) == 1 and self.out.type.shape[0] == 1
+
+    def _check_row(self) -> bool:
+        out = self.out.type
+        if list(self.dims) != [self.source.type.rank - 1]:
+            return op_error(
+                self,
+                f"has dims = {list(self.dims)}",
+                why=f"a row runs along the last dimension, {self.source.type.rank - 1}, which is contiguous",
+            )
+        if str(out.element_type) != "f32" or out.element_type != self.source.type.element_type:
+            return op_error(
+                self,
+                f"loads {out} from {self.source.type} along one dimension",
+                why="a row of column values is a tensor<1 x columns x f32, #tile.smem>",
+            )
+        return len(self.coords) == self.source.type.rank or op_error(
+            self, f"needs {self.source.type.rank} coordinates, but has {len(self.coords)}", why=f"the tensor is {self.source.type}"
+        )
+
+
+class FromSharedOp(Scheduled, name="from_shared"):
+    """out = x, from shared memory into registers, in the layout of an accumulator."""
+
+    x: ext.Operand[Any]
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        if not (_in_space(self, "x", self.x, "smem", rank=2) and _in_space(self, "out", self.out, "reg", rank=2)):
+            return False
+        same = list(self.x.type.shape) == list(self.out.type.shape) and self.x.type.element_type == self.out.type.element_type
+        return same or op_error(self, f"copies {self.x.type} to {self.out.type}", why="shape and dtype stay")
 
 
 class MmaOp(Scheduled, name="mma"):
@@ -351,9 +387,10 @@ class MmaOp(Scheduled, name="mma"):
 class MapOp(Scheduled, name="map"):
     """out[i, j] = body(x0[i, j], ..., row i, column j): one scalar program an element.
 
-    Row vectors are spread over columns. Scalars and captured tensors of the surrounding program may be used. With `cond`, elements (all,
-    for an i1; rows, for a row vector of i1 that is equal over each warp's rows, see `vote_any`) where it is false keep the value of the
-    first input. Inputs and result may lie in tensor memory: they are copied from there to registers, or from registers to there.
+    Row vectors are spread over columns, and a 1 x columns tile in shared memory over rows. Scalars and captured tensors of the
+    surrounding program may be used. With `cond`, elements (all, for an i1; rows, for a row vector of i1 that is equal over each warp's
+    rows, see `vote_any`) where it is false keep the value of the first input. Inputs and result may lie in tensor memory: they are
+    copied from there to registers, or from registers to there.
     """
 
     inputs: Sequence[ext.Operand[Any]]
@@ -376,11 +413,12 @@ class MapOp(Scheduled, name="map"):
             if not _in_space(self, f"input {number}", value, "reg", "smem", "tmem"):
                 return False
             shape = list(value.type.shape)
-            if shape != list(out.shape) and shape != list(out.shape)[:1]:
+            is_row = space_of(value.type) == "smem" and out.rank == 2 and shape == [1, out.shape[1]]
+            if shape != list(out.shape) and shape != list(out.shape)[:1] and not is_row:
                 return op_error(
                     self,
                     f"has input {number} of shape {_x(shape)}, but the result is {_x(out.shape)}",
-                    why="inputs have the result's shape, or are row vectors",
+                    why="inputs have the result's shape, or are row vectors, or 1 x columns in #tile.smem",
                 )
             if arguments[number].type != value.type.element_type:
                 return op_error(

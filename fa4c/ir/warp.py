@@ -91,7 +91,10 @@ class TensorMapOp(Operation, name="tensor_map", traits=[ext.Pure]):
 
 
 class BufferOp(Operation, name="buffer"):
-    """`stages` x rows x columns in shared memory from byte `offset` on; columns split into slabs one `swizzle` span wide."""
+    """`stages` x rows x columns in shared memory from byte `offset` on; columns split into slabs one `swizzle` span wide.
+
+    With swizzle 0 it holds one row, of f32; each stage starts at a multiple of 128 bytes, as TMA wants.
+    """
 
     offset: ir.IntegerAttr
     swizzle: ir.IntegerAttr
@@ -103,8 +106,14 @@ class BufferOp(Operation, name="buffer"):
             return op_error(self, f"gives {kind}", why="a buffer is a tensor<stages x rows x columns, #tile.smem>")
         if not _has_known_elements(self, kind):
             return False
+        if self.swizzle.value == 0:
+            return self._check_row(kind)
         if self.swizzle.value not in (32, 64, 128):
-            return op_error(self, f"has swizzle = {self.swizzle.value}", why="buffers are swizzled over 32, 64 or 128 bytes")
+            return op_error(
+                self,
+                f"has swizzle = {self.swizzle.value}",
+                why="buffers are swizzled over 32, 64 or 128 bytes; only a row of column values is not (0)",
+            )
         if self.offset.value % (8 * self.swizzle.value):
             return op_error(
                 self,
@@ -115,6 +124,14 @@ class BufferOp(Operation, name="buffer"):
         width = kind.shape[2] * bits_of(kind.element_type) // 8
         return width % self.swizzle.value == 0 or op_error(
             self, f"has rows of {width} bytes under a swizzle of {self.swizzle.value}", why="rows are whole swizzle spans"
+        )
+
+
+    def _check_row(self, kind) -> bool:
+        if kind.shape[1] != 1 or str(kind.element_type) != "f32":
+            return op_error(self, f"gives {kind} without a swizzle", why="only a row of f32 needs none", fix="set swizzle = 128 : i64")
+        return self.offset.value % ROW_ALIGNMENT == 0 or op_error(
+            self, f"has offset {self.offset.value}", why=f"TMA writes to multiples of {ROW_ALIGNMENT} bytes (PTX ISA, tensor copies)"
         )
 
 
@@ -238,7 +255,7 @@ class WaitOp(Operation, name="wait"):
 
 
 class ReleaseOp(Operation, name="release"):
-    """One lane of each warp arrives on the slot's empty barrier."""
+    """One lane of each warp arrives on the slot's empty barrier; for all lanes only behind a `sync_warp`, if they read it themselves."""
 
     state: ext.Operand[Any]
 
@@ -329,6 +346,46 @@ class TmaLoadOp(Operation, name="tma_load"):
 
     def verify_op(self) -> bool:
         return _moves_boxes(self) and is_l2_priority(self) and (self.state is None or _made_by(self, "state", self.state, StateOp))
+
+
+class LoadColumnsOp(Operation, name="load_columns"):
+    """target = the row of column values in buffer[slot]: of each 8 columns, a thread reads the 2 of its accumulator elements.
+
+    `state` is absent until `warp-insert-barriers` has run; `reader` as in `warp.wgmma`.
+    """
+
+    buffer: ext.Operand[Any]
+    state: ext.Operand[Any] | None
+    target: ext.Operand[Any]
+    reader: Any = optional(ir.IntegerAttr, "0 : i64")
+
+    def verify_op(self) -> bool:
+        if not (_reads_slot(self) and _is_fragment(self, "target", self.target, row=True)):
+            return False
+        return self.target.type.shape[0] == 1 or op_error(self, f"loads columns into {self.target.type}", why="it loads one row")
+
+
+class LoadFragmentOp(Operation, name="load_fragment"):
+    """target = buffer[slot], each warpgroup its rows: two neighbouring elements a load.
+
+    `state` is absent until `warp-insert-barriers` has run; `reader` as in `warp.wgmma`.
+    """
+
+    buffer: ext.Operand[Any]
+    state: ext.Operand[Any] | None
+    target: ext.Operand[Any]
+    reader: Any = optional(ir.IntegerAttr, "0 : i64")
+
+    def verify_op(self) -> bool:
+        if not (_reads_slot(self) and _is_fragment(self, "target", self.target)):
+            return False
+        return bits_of(self.target.type.element_type) in (16, 32) or op_error(
+            self, f"loads elements of {self.target.type.element_type}", why="two neighbours are 4 or 8 bytes"
+        )
+
+
+class SyncWarpOp(Operation, name="sync_warp"):
+    """What the lanes of a warp did before this, reads of shared memory too, comes before what any of them does after it."""
 
 
 class StoreSharedOp(Operation, name="store_shared"):
@@ -429,12 +486,14 @@ class GlobalAddOp(Operation, name="global_add"):
 
 
 class FragmentOp(Operation, name="fragment"):
-    """Registers for a tile: rows x columns, rows x 4 (one value a lane of a quad), or one value a row (the same in all lanes of a quad)."""
+    """Registers for a tile: rows x columns, rows x 4 (one value a lane of a quad), one value a row (the same in all lanes of a quad), or
+    1 x columns (one value a column, the same in all lanes that hold the column).
+    """
 
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        return _is_fragment(self, "out", self.out)
+        return _is_fragment(self, "out", self.out, row=True)
 
 
 class FillOp(Operation, name="fill"):
@@ -472,7 +531,8 @@ class WgmmaOp(Operation, name="wgmma"):
     first k-step overwrites unless `accumulate`.
 
     `a_state`, `b_state` say which slot of a buffer: the place in a pipe for one that TMA fills (absent until `warp-insert-barriers` has
-    run), the number, an index, for one that the role's threads wrote (absent: 0). Absent for fragments.
+    run), the number, an index, for one that the role's threads wrote (absent: 0). Absent for fragments. Before barriers are inserted,
+    `reader` counts the operations that read the slots of a buffer at different steps: 0 reads a slot first, the last one gives it back.
     """
 
     acc: ext.Operand[Any]
@@ -483,8 +543,11 @@ class WgmmaOp(Operation, name="wgmma"):
     transpose_a: Any = optional(ir.BoolAttr, "false")
     transpose_b: Any = optional(ir.BoolAttr, "false")
     accumulate: ir.BoolAttr
+    reader: Any = optional(ir.IntegerAttr, "0 : i64")
 
     def verify_op(self) -> bool:
+        if not _is_reader(self, self.a_state, self.b_state):
+            return False
         if not _is_fragment(self, "acc", self.acc) or not _is_buffer(self, self.b):
             return False
         if not (space_of(self.a.type) == "smem" or _is_fragment(self, "a", self.a)):
@@ -537,7 +600,9 @@ class WhenOp(Operation, name="when", traits=[ir.NoTerminatorTrait]):
 
 
 class MapOp(Operation, name="map"):
-    """target[i, j] = body(inputs[i, j]..., row i, column j), for the elements this thread holds."""
+    """target[i, j] = body(inputs[i, j]..., row i, column j), for the elements this thread holds; an input of one value a row or a column
+    is spread.
+    """
 
     target: ext.Operand[Any]
     inputs: Sequence[ext.Operand[Any]]
@@ -555,7 +620,7 @@ class MapOp(Operation, name="map"):
             )
         for number, value in enumerate(self.inputs):
             shape = list(self.target.type.shape)
-            if space_of(value.type) != "reg" or list(value.type.shape) not in (shape, shape[:1]):
+            if space_of(value.type) != "reg" or list(value.type.shape) not in (shape, shape[:1], [1, *shape[1:]]):
                 return op_error(self, f"has input {number} of type {value.type} for a target {self.target.type}")
             if arguments[number].type != value.type.element_type:
                 return op_error(
@@ -641,12 +706,24 @@ def column_shares(kind, warpgroups: int) -> int:
 
 def values_held(kind, warpgroups: int) -> int:
     """Elements of a register tile in one thread."""
+    if kind.rank == 2 and kind.shape[0] == 1:  # one value a column
+        return kind.shape[1] // 4
     return 2 if kind.rank == 1 or kind.shape[1] == 4 else kind.shape[1] // 2 // column_shares(kind, warpgroups)
 
 
 def has_barriers(kernel) -> bool:
     """Whether a `warp.kernel` is complete: barriers, waits and turns are in it, and passes that insert such leave it alone."""
     return any(isinstance(op, InitBarriersOp) for op in kernel.body.blocks[0].operations)
+
+
+ROW_ALIGNMENT = 128  # bytes: where TMA may write without a swizzle
+
+
+def stage_bytes(buffer) -> int:
+    """The distance of two stages of a `warp.buffer` value, in bytes."""
+    _, rows, columns = buffer.type.shape
+    size = rows * columns * bits_of(buffer.type.element_type) // 8
+    return size if buffer.owner.opview.swizzle.value else -(-size // ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
 def bits_of(kind) -> int:
@@ -698,6 +775,27 @@ def _barrier_id(op) -> bool:
     return 1 <= op.id.value <= 15 or op_error(op, f"has id = {op.id.value}", why="named barriers are 1 to 15; 0 is the whole CTA's")
 
 
+def _is_reader(op, *states) -> bool:
+    """`reader` is a number, and says nothing that a state says."""
+    if op.reader.value < 0:
+        return op_error(op, f"has reader = {op.reader.value}", why="readers are numbered from 0 on")
+    placed = any(state is not None and not is_slot_number(state) for state in states)
+    return op.reader.value == 0 or not placed or op_error(
+        op, f"has reader = {op.reader.value} and a state", why="its state is its own place in the pipe", fix="remove reader"
+    )
+
+
+def _reads_slot(op) -> bool:
+    """Buffer and target of a load into registers fit together."""
+    if not _is_reader(op, op.state):
+        return False
+    if not _is_buffer(op, op.buffer) or not (op.state is None or _made_by(op, "state", op.state, StateOp)):
+        return False
+    buffer, target = op.buffer.type, op.target.type
+    same = space_of(target) == "reg" and list(buffer.shape)[1:] == list(target.shape) and buffer.element_type == target.element_type
+    return same or op_error(op, f"copies {buffer} into {target}", why="rows, columns and dtype stay")
+
+
 def _is_buffer(op, value) -> bool:
     kind = value.type
     if space_of(kind) != "smem" or kind.rank != 3:
@@ -705,10 +803,15 @@ def _is_buffer(op, value) -> bool:
     return _made_by(op, "buffer", value, BufferOp)
 
 
-def _is_fragment(op, name, value) -> bool:
+def _is_fragment(op, name, value, row=False) -> bool:
+    """`row`: it may also hold one value a column."""
     kind = value.type
     if space_of(kind) != "reg" or kind.rank not in (1, 2):
         return op_error(op, f"needs {name} in #tile.reg, but it is {kind}")
+    if row and kind.rank == 2 and kind.shape[0] == 1:
+        return (kind.shape[1] % 8 == 0 and kind.shape[1] >= 8 and str(kind.element_type) == "f32") or op_error(
+            op, f"has {name} of type {kind}", why="one value a column is f32, and a quad of lanes holds 8 columns at a time"
+        )
     if kind.shape[0] % 64 or kind.shape[0] < 64:
         return op_error(op, f"has {name} of {kind.shape[0]} rows", why="a warpgroup holds 64 rows")
     if kind.rank == 2 and kind.shape[1] != 4 and (kind.shape[1] % 8 or kind.shape[1] < 8):

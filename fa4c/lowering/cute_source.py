@@ -25,7 +25,7 @@ from .source_text import Lines, Names, comment
 _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t row0 col0 r g c kk lane OperandMajorMode "
     "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
-    "truncated_div row col add_to_global warp_rows_sum"
+    "truncated_div row col add_to_global warp_rows_sum load_pair exchange_if"
 ).split()
 
 
@@ -384,6 +384,9 @@ _RULES = {
     warp.TmaStoreOp: _Kernel.tma_store,
     warp.StoreCommitOp: _Kernel.store_commit,
     warp.StoreWaitOp: _Kernel.store_wait,
+    warp.LoadColumnsOp: _Kernel.load_columns,
+    warp.LoadFragmentOp: _Kernel.load_fragment,
+    warp.SyncWarpOp: _Kernel.sync_warp,
     warp.StoreSharedOp: _Kernel.store_shared,
     warp.StoreRowsOp: _Kernel.store_rows,
     warp.GlobalAddOp: _Kernel.global_add,

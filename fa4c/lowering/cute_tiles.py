@@ -20,7 +20,7 @@ class TileRules:
         """(elements of one swizzle span, slabs, rows, stages) of a buffer."""
         made = buffer.owner.opview
         stages, rows, columns = buffer.type.shape
-        span = made.swizzle.value * 8 // warp.bits_of(buffer.type.element_type)
+        span = made.swizzle.value * 8 // warp.bits_of(buffer.type.element_type) or columns
         return span, columns // span, rows, stages
 
     def _coords(self, coords, slab_offset: str, row=None) -> str:
@@ -40,9 +40,48 @@ class TileRules:
         hint = f", l2_cache_hint={self._l2_policy(op.l2.value)}" if op.l2 is not None else ""
         with self.unrolled("slab", slabs) as slab:
             self.top(
-                f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {slabs * rows * span} + {slab} * {rows * span}, "
+                f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {self._stage(op.buffer)} + {slab} * {rows * span}, "
                 f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full}{hint})"
             )
+
+    def _stage(self, buffer) -> int:
+        """Elements from one stage to the next."""
+        return warp.stage_bytes(buffer) * 8 // warp.bits_of(buffer.type.element_type)
+
+    def _slot_offset(self, op) -> str:
+        """Where the slot of a load into registers begins, in elements: "" or "slot * 64 + "."""
+        stages = op.buffer.type.shape[0]
+        return f"{self.operand(op.state)} * {self._stage(op.buffer)} + " if op.state is not None and stages > 1 else ""
+
+    def load_columns(self, op) -> None:
+        self.top(comment(op))
+        with self.unrolled("q", op.buffer.type.shape[2] // 8) as q:
+            self.top(f"load_pair({self.operand(op.buffer)}, {self._slot_offset(op)}{q} * 8 + col0, {self.operand(op.target)}, 2 * {q})")
+
+    def load_fragment(self, op) -> None:
+        """8 columns are one 16-byte chunk of a swizzle span (16-bit elements) or two (f32); chunk c of a row lies at c ^ (row % 8) for a
+        span of 128 bytes, every second or fourth row the next one for 64 or 32.
+
+        f32: rows 2i and 2i + 1 would read the same banks; odd rows take the 8 columns 16 further first, and exchange the two at the end.
+        """
+        span, slabs, rows, _ = self._slab(op.buffer)
+        swizzle, wide = op.buffer.owner.opview.swizzle.value, warp.bits_of(op.buffer.type.element_type) == 32
+        turned = wide and swizzle == 128
+        xor, first = self.names.fresh("xor"), self.names.fresh("first")
+        target = self.operand(op.target)
+        self.top(comment(op))
+        self.top(f"{xor} = row0 * {swizzle} // 128 % {swizzle // 16}" + (" ^ row0 % 2 * 4" if turned else ""))
+        self.top(f"{first} = {self._slot_offset(op)}row0 * {span} + {'t % 2 * 2' if wide else 'col0'}")
+        chunk = (lambda q: f"(({q} * 2 + t % 4 // 2) ^ {xor}) * 4") if wide else (lambda q: f"({q} ^ {xor}) * 8")
+        with self.unrolled("slab", slabs) as slab, self.unrolled("q", span // 8) as q, self.unrolled("g", 2) as g:
+            offset = f"{first} + {slab} * {rows * span} + {g} * {8 * span} + {chunk(q)}"
+            self.top(f"load_pair({self.operand(op.buffer)}, {offset}, {target}, {slab} * {span // 2} + 4 * {q} + 2 * {g})")
+        if turned:
+            with self.unrolled("slab", slabs) as slab, self.unrolled("r", 8) as r:
+                self.top(f"exchange_if(row0 % 2 == 1, {target}, {slab} * 16 + {r}, {slab} * 16 + {r} + 8)")
+
+    def sync_warp(self, op) -> None:
+        self.top("cute.arch.sync_warp()")
 
     def _l2_policy(self, priority: str) -> str:
         """The 64-bit policy of a priority, for all bytes of a copy; made once a role (PTX ISA, createpolicy)."""
@@ -212,9 +251,11 @@ class TileRules:
             self.element = r
             half = f"{r} // 2 % 2" if full_width else r
             for argument, value in zip(arguments, op.inputs, strict=False):
-                per_row = value.type.rank == 1 and kind.rank == 2
+                place = half if value.type.rank == 1 and kind.rank == 2 else r
+                if value.type.rank == 2 and value.type.shape[0] == 1:
+                    place = f"{r} // 4 * 2 + {r} % 2"
                 flag = " != 0" if str(value.type.element_type) == "i1" else ""
-                self._assign(argument, f"{self.operand(value)}[{half if per_row else r}]{flag}", "x")
+                self._assign(argument, f"{self.operand(value)}[{place}]{flag}", "x")
             used = _uses(body)
             if arguments[-2] in used:
                 self._assign(arguments[-2], f"{row0} + 8 * ({half})", "row")

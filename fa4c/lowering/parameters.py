@@ -249,8 +249,9 @@ def host_source(kernel, parameters: list[Parameter]) -> str:
     out.indent = 1
     for p in maps:
         box, rank = p.manifest["box"][::-1], len(p.manifest["box"])
+        swizzle = f"s{p.manifest['swizzle']}b" if p.manifest["swizzle"] else "none"
         out(
-            f"{p.name} = cuda.create_tensor_map_tiled_from_view({p.name}, box_dims={tuple(box)}, swizzle=cuda.TensorMapSwizzle.s{p.manifest['swizzle']}b, "
+            f"{p.name} = cuda.create_tensor_map_tiled_from_view({p.name}, box_dims={tuple(box)}, swizzle=cuda.TensorMapSwizzle.{swizzle}, "
             f"stride_order={tuple(range(rank))[::-1]})"
         )
     out(f'{name}.set_name_prefix("{name}", keep_mangled_name=False, remove_cutlass_symbol=True)')

@@ -91,6 +91,19 @@ def read_element(kind, address: Int64, axes):
     value = cute.make_tensor(pointer, cute.make_layout(1))[0]
     return select(kind, inside, value, 0) if axes else value
 ''',
+    "load_pair": '''
+def load_pair(source, offset, target, number):
+    """target[number], target[number + 1] = two neighbours in shared memory from element `offset` on, by one load; `offset` is even."""
+    pair = cute.make_tensor(source + cute.assume(offset, divby=2), cute.make_layout(2))
+    cute.autovec_copy(pair, cute.make_tensor(target.iterator + number, cute.make_layout(2)))
+''',
+    "exchange_if": '''
+def exchange_if(condition, tensor, a, b):
+    """Exchange two registers, without a branch."""
+    first, second = tensor[a], tensor[b]
+    tensor[a] = select(Float32, condition, second, first)
+    tensor[b] = select(Float32, condition, first, second)
+''',
     "write_element": '''
 def write_element(kind, address: Int64, offset, value):
     """tensor[offset in elements] = value."""
@@ -112,7 +125,7 @@ def warp_rows_sum(x):
     return x + cute.arch.shuffle_sync_bfly(x, 16)
 ''',
 }
-_NEEDS = {"truncated_div": ["select"], "read_element": ["select"]}
+_NEEDS = {"truncated_div": ["select"], "read_element": ["select"], "exchange_if": ["select"]}
 
 
 def prelude_for(body: str) -> list[str]:

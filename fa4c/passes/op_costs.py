@@ -103,7 +103,8 @@ def _global_add(op, target) -> Cost:
     return Cost("global", clocks, clocks, clocks)
 
 
-def _to_shared(op, target) -> Cost:
+def _shared_copy(op, target) -> Cost:
+    """Between registers and shared memory, either way."""
     clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)
     return Cost("smem", clocks, clocks, clocks)
 
@@ -129,6 +130,9 @@ def map_work(op, target) -> Counter:
         (wide if times == each else narrow if times else set()).update(operation.results)
         for unit, count in _instructions(inner).items():
             work[unit] += count * times
+    for value in inputs:
+        if space_of(value.type) == "smem":  # a row of column values: a lane reads one for the two rows that it holds, two at a time
+            work["alu"] += each // 4
     return work
 
 
@@ -152,8 +156,8 @@ def _vote_any(op, target) -> Cost:
 
 
 _RULES = {
-    tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.GlobalAddOp: _global_add, tile.ToSharedOp: _to_shared,
-    tile.MapOp: _map, tile.ReduceOp: _reduce,
+    tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.GlobalAddOp: _global_add, tile.ToSharedOp: _shared_copy,
+    tile.FromSharedOp: _shared_copy, tile.MapOp: _map, tile.ReduceOp: _reduce,
     tile.RescaleFactorOp: _rescale_factor, tile.VoteAnyOp: _vote_any,
 }
 

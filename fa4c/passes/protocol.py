@@ -32,9 +32,8 @@ def check(kernel) -> None:
 
 def byte_range(buffer) -> tuple[int, int]:
     """First byte and end of a `warp.buffer` value."""
-    stages, rows, columns = buffer.type.shape
     start = buffer.owner.opview.offset.value
-    return start, start + stages * rows * columns * warp.bits_of(buffer.type.element_type) // 8
+    return start, start + buffer.type.shape[0] * warp.stage_bytes(buffer)
 
 
 class _Program:
@@ -123,12 +122,13 @@ class _Agent:
         self.machine, self.role, self.group, self.warps = machine, role, group, warps
         self.scalars = machine.scalars.fork()
         self.places = {}
-        self.in_flight = []  # groups: (written fragments, read fragments, [(place, buffer)])
+        self.in_flight = []  # groups: (written fragments, read fragments, [(slot, buffer)])
         self.open_group = [set(), set(), []]
         self.fenced, self.synced = set(), set()  # buffers written here: after the proxy fence, after the barrier
         self.wrote, self.unread = set(), {}  # buffers written here, and by which operation if nothing read them since
         self.fence_seen, self.unfenced = False, set()  # fragments accessed since the last wgmma.fence
         self.defined = set()  # fragments with a value
+        self.unsynced = []  # slots that the lanes of its warps read, each for itself
         self.has_turn = False
         self.open_stores, self.store_groups, self.drained = (
             [],
@@ -144,7 +144,7 @@ class _Machine:
     def __init__(self, program, scalars):
         self.program, self.scalars = program, scalars
         self.slots, self.barriers, self.epoch = {}, {}, {}
-        self.reads = {}  # (agent, pipe, stage) -> waits
+        self.reads = {}  # (agent, pipe, stage, state) -> waits
         self.last_read, self.overwritten = {}, set()
         for value in program.shared_scalars:
             scalars.value(value)
@@ -219,7 +219,7 @@ class _Machine:
                 )
 
     def _consumed(self, pipe, stage) -> int:
-        return max((self.reads.get((a, pipe, stage), 0) for a in self.agents), default=0)
+        return max((count for (_, p, s, _), count in self.reads.items() if (p, s) == (pipe, stage)), default=0)
 
     # -- control flow
 
@@ -267,7 +267,7 @@ class _Machine:
             else:
                 while slot.filled % 2 == place.phase:
                     yield op
-                key = (agent, place.pipe, place.stage)
+                key = (agent, place.pipe, place.stage, op.state)
                 self.reads[key] = self.reads.get(key, 0) + 1
                 slot.arrivals += agent.warps
                 if slot.arrivals == self._arrivals(place):
@@ -370,22 +370,29 @@ class _Machine:
             yield op
         place.waited, place.released = True, False
         self.slot(place).readers.add(agent)
-        key = (agent, place.pipe, place.stage)
+        key = (agent, place.pipe, place.stage, op.state)
         self.reads[key] = self.reads.get(key, 0) + 1
 
     def release(self, agent, op) -> None:
         place = agent.places[op.state]
         if not place.waited or place.released:
             raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
+        slot = self.slot(place)
         for _, _, reads in [*agent.in_flight, agent.open_group]:
-            if any(p is place for p, _ in reads):
+            if any(s is slot for s, _ in reads):
                 raise op_diagnostic(
                     op,
                     "releases a slot that an MMA in flight still reads",
                     why="the producer may overwrite it now",
                     fix="put warp.wgmma_wait before it",
                 )
-        slot = self.slot(place)
+        if any(s is slot for s in agent.unsynced):
+            raise op_diagnostic(
+                op,
+                "releases a slot that other lanes may still read",
+                why="one lane arrives for its warp, and nothing says that the others are done",
+                fix="put warp.sync_warp before it",
+            )
         place.released = True
         slot.readers.discard(agent)
         slot.arrivals += agent.warps
@@ -398,7 +405,8 @@ class _Machine:
 
     def advance(self, agent, op) -> None:
         place = agent.places[op.state]
-        if not place.producer and self._arrivals(place) and not place.released:
+        others = [p for p in agent.places.values() if p.pipe == place.pipe and p is not place]  # who reads a slot last releases it
+        if not place.producer and self._arrivals(place) and not place.released and not others:
             raise op_diagnostic(
                 op, "leaves a slot that it has not released", why="the producer will wait for it forever", fix="put warp.release before it"
             )
@@ -417,26 +425,7 @@ class _Machine:
             if state is None:
                 self._check_ready(agent, op, buffer)
                 continue
-            place = agent.places[state]
-            if not place.waited or place.released:
-                raise op_diagnostic(
-                    op,
-                    "reads a slot of its buffer that was not waited for",
-                    why="TMA may still be writing it",
-                    fix="put warp.wait before it, and warp.release after",
-                )
-            self._check_stage(op, buffer, place)
-            if buffer not in self.slot(place).buffers:
-                raise op_diagnostic(
-                    op,
-                    "reads a buffer by the state of another one",
-                    why="what its pipeline has filled is a different buffer",
-                    fix="name the state of the pipeline into which the buffer was loaded",
-                )
-            if buffer in self.overwritten:
-                raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
-            reads.append((place, buffer))
-            self.last_read[agent, buffer] = self.epoch.get(agent, 0)
+            reads.append((self._check_slot(agent, op, buffer, state), buffer))
         a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
         for written, read, _ in [*agent.in_flight, agent.open_group]:
             if written & a_fragment or op.acc in read:
@@ -458,6 +447,41 @@ class _Machine:
         agent.open_group[0].add(op.acc)
         agent.open_group[1] |= a_fragment
         agent.open_group[2] += reads
+
+    def _check_slot(self, agent, op, buffer, state):
+        """The slot, which is full and holds what `op` means."""
+        place = agent.places[state]
+        if not place.waited or place.released:
+            raise op_diagnostic(
+                op,
+                "reads a slot of its buffer that was not waited for",
+                why="TMA may still be writing it",
+                fix="put warp.wait before it, and warp.release after",
+            )
+        self._check_stage(op, buffer, place)
+        if buffer not in self.slot(place).buffers:
+            raise op_diagnostic(
+                op,
+                "reads a buffer by the state of another one",
+                why="what its pipeline has filled is a different buffer",
+                fix="name the state of the pipeline into which the buffer was loaded",
+            )
+        if buffer in self.overwritten:
+            raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
+        self.last_read[agent, buffer] = self.epoch.get(agent, 0)
+        return self.slot(place)
+
+    def plain_read(self, agent, op) -> None:
+        """Threads read a slot into registers."""
+        if op.state is None:
+            raise op_diagnostic(op, "has no pipe", why="nobody says that its bytes have come", fix="run warp-insert-barriers")
+        agent.unsynced.append(self._check_slot(agent, op, op.buffer, op.state))
+        self.touch(agent, op)
+
+    def sync_warp(self, agent, op) -> None:
+        if not agent.unsynced:
+            raise op_diagnostic(op, "synchronises lanes that read nothing", why="no load into registers came before it", fix="remove it")
+        agent.unsynced = []
 
     def _check_ready(self, agent, op, buffer) -> None:
         agent.unread.pop(buffer, None)
@@ -569,7 +593,7 @@ class _Machine:
         need = 1 if per_group else sum(1 for a in self.agents if a.role == agent.role)
         yield from self._meet(agent, op, key, need)
         agent.synced |= agent.fenced
-        agent.drained = set()
+        agent.drained, agent.unsynced = set(), []
 
     def _meet(self, agent, op, key, need):
         waiting = self.barriers.setdefault(key, [0, 0])  # arrivals of this generation, generation
@@ -613,7 +637,7 @@ def fragments_touched(op) -> tuple[set, set]:
         return set(op.inputs), {op.target}
     if isinstance(op, (warp.ReduceOp, warp.VoteAnyOp, warp.CopyOp)):
         return {op.source}, {op.target}
-    if isinstance(op, warp.FillOp):
+    if isinstance(op, (warp.FillOp, warp.LoadColumnsOp, warp.LoadFragmentOp)):
         return set(), {op.target}
     if isinstance(op, (warp.StoreRowsOp, warp.StoreSharedOp, warp.GlobalAddOp)):
         return {op.source}, set()
@@ -643,6 +667,9 @@ _RULES = {
     warp.TmaStoreOp: _Machine.tma_store,
     warp.StoreCommitOp: _Machine.store_commit,
     warp.StoreWaitOp: _Machine.store_wait,
+    warp.LoadColumnsOp: _Machine.plain_read,
+    warp.LoadFragmentOp: _Machine.plain_read,
+    warp.SyncWarpOp: _Machine.sync_warp,
     warp.WgmmaFenceOp: _Machine.fence,
     warp.BarrierOp: _Machine.barrier,
     warp.TurnInitOp: _Machine.turn_init,

@@ -163,9 +163,10 @@ def _bytes_of_a_head(launch, kernel, loop):
     arguments = list(kernel.body.blocks[0].arguments)
     loads = {(launch.tensors[arguments.index(op.source)], *op.dims): op for op in operations_in(loop) if isinstance(op, LoadOp)}
     total = None
-    for tensor, rows, columns in loads:
-        element = arith.constant(ir.IndexType.get(), tensor.type.element_type.width // 8)
-        product = arith.muli(arith.muli(_size(tensor, rows), _size(tensor, columns)), element)
+    for tensor, *dims in loads:
+        product = arith.constant(ir.IndexType.get(), tensor.type.element_type.width // 8)
+        for axis in reversed(dims):
+            product = arith.muli(_size(tensor, axis), product)
         total = product if total is None else arith.addi(total, product)
     return arith.constant(ir.IndexType.get(), 0) if total is None else total
 

@@ -147,6 +147,7 @@ def _longest_trip(launch, kernel, loop):
             tensor, rows = launch.tensors[arguments.index(op.source)], list(op.dims)[0]
             axis = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), rows)
             size = tile.DimOp(tensor=tensor, axis=axis, out=index).out
-            trips = arith.ceildivsi(size, arith.constant(index, op.out.type.shape[0]))
+            along = op.out.type.shape[0 if len(op.dims) == 2 else 1]
+            trips = arith.ceildivsi(size, arith.constant(index, along))
             longest = trips if longest is None else arith.maxsi(longest, trips)
     return longest

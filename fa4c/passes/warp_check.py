@@ -41,6 +41,8 @@ _WARPGROUP = (
     warp.WgmmaFenceOp,
     warp.WgmmaCommitOp,
     warp.WgmmaWaitOp,
+    warp.LoadColumnsOp,
+    warp.LoadFragmentOp,
     warp.StoreSharedOp,
     warp.StoreRowsOp,
     warp.GlobalAddOp,
@@ -145,10 +147,12 @@ class _Static:
             )
         tiles = [v.type for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) == "reg"]
         groups = role.active.value // 4
-        apart = isinstance(op, (warp.StoreRowsOp, warp.ReduceOp, warp.VoteAnyOp))  # each warpgroup must have rows of its own
+        # each warpgroup must have rows of its own
+        apart = isinstance(op, (warp.StoreRowsOp, warp.ReduceOp, warp.VoteAnyOp, warp.LoadFragmentOp))
         for kind in tiles:
             apart = apart or (isinstance(op, warp.GlobalAddOp) and kind.rank == 1)
-            if kind.shape[0] != 64 * groups and (kind.shape[0] != 64 or apart):
+            column_values = kind.rank == 2 and kind.shape[0] == 1  # which all rows share
+            if kind.shape[0] != 64 * groups and (kind.shape[0] != 64 or apart) and not column_values:
                 raise op_diagnostic(
                     op,
                     f"holds {kind.shape[0]} rows in {role.active.value} warps",

@@ -2,7 +2,8 @@
 
 - A buffer that one role fills by TMA and another reads gets a pipeline: full mbarriers that count bytes and, if slots are reused, empty
   ones that count reading warps. Loads acquire, arm and advance; readers wait before the first read of a slot and release it once the last
-  MMA that reads it has completed.
+  MMA that reads it has completed. Where the schedule lets one operation read a slot steps after another (`reader`), each follows the pipe
+  with a place of its own, and only the last one releases.
 - An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or
   leaves the loop waits for it, and for no more than that (`pending`).
 - Shared memory written by threads and read by a TMA store gets the proxy fence and a barrier of the warpgroup; a buffer that lies over
@@ -27,6 +28,7 @@ from ..ir.tile import space_of
 from .protocol import byte_range, fragments_touched
 from .registry import register_pass
 
+_PLAIN_READS = (warp.LoadColumnsOp, warp.LoadFragmentOp)
 _CONTROL = ("scf.for", "scf.if", "warp.walk")
 
 
@@ -166,10 +168,11 @@ class _Producer:
 
 @dataclass
 class _Group:
-    """MMAs in flight: the fragments they touch, and the rings whose slot they are the last to read."""
+    """MMAs in flight: the fragments and slots they touch, and the rings whose slot they are the last to read."""
 
     writes: set
     reads: set
+    slots: set = field(default_factory=set)  # (buffer, reader)
     releases: list = field(default_factory=list)
     covers_work: bool = False  # elementwise work was put between its issue and here
 
@@ -179,24 +182,52 @@ class _Consumer:
 
     def __init__(self, kernel: _Kernel, role, rings):
         self.kernel, self.role, self.rings = kernel, role, rings
-        self.states, self.waited, self.in_flight = {}, set(), []
+        self.states, self.last_reader = {}, {}  # (buffer, reader) -> place in the pipe; buffer -> its last reader
+        self.waited, self.in_flight = set(), []
         self.written = set()  # buffers that this role's threads wrote
+        self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
         self.stored = False  # whether TMA stores of this role may be under way
 
     def run(self) -> None:
         block = self.role.body.blocks[0]
         with ir.InsertionPoint.at_block_begin(block):
             for buffer, ring in self.rings.items():
-                self.states[buffer] = warp.StateOp(pipe=ring.pipe, phase=_i64(0), out=_place(), loc=self.role.location).out
+                for reader in range(self._count_readers(buffer)):
+                    state = warp.StateOp(pipe=ring.pipe, phase=_i64(0), out=_place(), loc=self.role.location).out
+                    self.states[buffer, reader] = state
+                self.last_reader[buffer] = reader
         self._visit_block(block, 0)
         with ir.InsertionPoint(block):
             if self.stored:
                 self._wait_for_stores(self.role.location)
 
+    def _count_readers(self, buffer) -> int:
+        found = {key[1]: op for op in _walk(self.role.body.blocks[0]) for key in self._keys(op) if key[0] == buffer}
+        for number in range(len(found)):
+            if number not in found:
+                op = found[max(found)]
+                raise op_diagnostic(
+                    op,
+                    f"has reader = {max(found)}, but no operation has reader = {number}",
+                    why="those that read a slot at different steps are numbered from 0 on, the first one first",
+                    fix=f"set reader = {number} : i64",
+                )
+        return len(found)
+
+    def _keys(self, op) -> list:
+        """(buffer, reader) for each ring that `op` reads. Only where the ring is filled once a step do its readers differ."""
+        buffers = [b for b in _buffers_read(op) if b in self.rings]
+        return [(b, op.reader.value if self.rings[b].level == _level(op) else 0) for b in buffers]
+
+    def _keys_within(self, op, level: int) -> list:
+        """Those of `op` and what it holds, of rings that are filled once at this level."""
+        found = [key for inner in [op, *_walk_op(op)] for key in self._keys(inner)]
+        return [key for key in dict.fromkeys(found) if self.rings[key[0]].level == level]
+
     def _visit_block(self, block, level: int) -> None:
         """Slots filled once in this block are waited for before the first operation that reads them, and released after the last."""
         operations = list(block.operations)
-        reads = [[b for b in _buffers_read_within(op) if b in self.rings and self.rings[b].level == level] for op in operations]
+        reads = [self._keys_within(op, level) for op in operations]
         for number, op in enumerate(operations):
             if op.operation.name == "scf.yield":
                 with ir.InsertionPoint(op):
@@ -205,10 +236,10 @@ class _Consumer:
             last = [b for b in reads[number] if not any(b in later for later in reads[number + 1 :])]
             before = operations[number - 1] if number and isinstance(operations[number - 1], warp.TurnTakeOp) else op
             with ir.InsertionPoint(before):
-                for buffer in reads[number]:
-                    if buffer not in self.waited:
-                        self.waited.add(buffer)
-                        warp.WaitOp(state=self.states[buffer], loc=op.location)
+                for key in reads[number]:
+                    if key not in self.waited:
+                        self.waited.add(key)
+                        warp.WaitOp(state=self.states[key], loc=op.location)
             after = operations[number + 1] if number + 1 < len(operations) else None
             nested = op.operation.name in _CONTROL
             self._visit(op, level, last)
@@ -230,6 +261,8 @@ class _Consumer:
             self._when(op)
         elif isinstance(op, warp.WgmmaOp):
             self._wgmma(op, last)
+        elif isinstance(op, _PLAIN_READS):
+            self._plain_read(op, last)
         elif isinstance(op, warp.StoreSharedOp):
             self._touch(op, reads={op.source}, writes=set())
             self._store_shared(op)
@@ -268,20 +301,34 @@ class _Consumer:
     def _wgmma(self, op, last: list) -> None:
         a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
         self._conflict(op, lambda g: bool(g.writes & a_fragment or op.acc in g.reads))
+        keys = dict(self._keys(op))
+        state = {buffer: self.states[buffer, reader] for buffer, reader in keys.items()}
         with ir.InsertionPoint(op), op.location:
             warp.WgmmaFenceOp()
             warp.WgmmaOp(
                 acc=op.acc,
                 a=op.a,
                 b=op.b,
-                a_state=self.states.get(op.a, op.a_state),
-                b_state=self.states.get(op.b, op.b_state),
+                a_state=state.get(op.a, op.a_state),
+                b_state=state.get(op.b, op.b_state),
                 transpose_a=op.transpose_a,
                 transpose_b=op.transpose_b,
                 accumulate=op.accumulate,
             )
             warp.WgmmaCommitOp()
-        self.in_flight.append(_Group({op.acc}, a_fragment, last))
+        self.in_flight.append(_Group({op.acc}, a_fragment, set(keys.items()), last))
+        op.operation.erase()
+
+    def _plain_read(self, op, last: list) -> None:
+        """Threads read a slot into registers: it is free behind that, unless an MMA in flight reads it too."""
+        self._conflict(op, lambda g: op.target in g.writes | g.reads)
+        self.unsynced.add(op.buffer)
+        (key,) = self._keys(op)
+        with ir.InsertionPoint(op), op.location:
+            type(op)(buffer=op.buffer, state=self.states[key], target=op.target)
+            if last:
+                self._retire(self._last_conflict(lambda g: bool(g.slots & set(last))) + 1, op.location)
+            self._release(last, op.location)
         op.operation.erase()
 
     def _touch(self, op, reads: set, writes: set) -> None:
@@ -305,12 +352,18 @@ class _Consumer:
         for group in done:
             self._release(group.releases, loc)
 
-    def _release(self, buffers, loc) -> None:
-        for buffer in buffers:
-            if self.rings[buffer].reused:
-                warp.ReleaseOp(state=self.states[buffer], loc=loc)
-                warp.AdvanceOp(state=self.states[buffer], loc=loc)
-                self.waited.discard(buffer)
+    def _release(self, keys, loc) -> None:
+        """A reader leaves its slots; the last one gives them back."""
+        given = [key for key in keys if self.rings[key[0]].reused and key[1] == self.last_reader[key[0]]]
+        if any(buffer in self.unsynced for buffer, _ in given):
+            warp.SyncWarpOp(loc=loc)
+            self.unsynced.clear()
+        for key in keys:
+            if self.rings[key[0]].reused:
+                if key in given:
+                    warp.ReleaseOp(state=self.states[key], loc=loc)
+                warp.AdvanceOp(state=self.states[key], loc=loc)
+                self.waited.discard(key)
 
     def _store_shared(self, op) -> None:
         self.written.add(op.buffer)
@@ -357,11 +410,7 @@ def _clash(group: _Group, reads: set, writes: set) -> bool:
 def _buffers_read(op) -> list:
     if isinstance(op, warp.WgmmaOp):
         return [value for value in dict.fromkeys((op.a, op.b)) if space_of(value.type) == "smem"]
-    return []
-
-
-def _buffers_read_within(op) -> list:
-    return list(dict.fromkeys(b for inner in [op, *_walk_op(op)] for b in _buffers_read(inner)))
+    return [op.buffer] if isinstance(op, _PLAIN_READS) else []
 
 
 def _level(op) -> int:

@@ -91,19 +91,21 @@ class _Kernel:
     def _place_buffers(self) -> int:
         """Byte offsets of all smem tiles: (offset, stages, swizzle). What is written last may lie over what was loaded once, if it must."""
         tiles = [(op, op.out) for op in self.all_ops if isinstance(op, (tile.LoadOp, tile.ToSharedOp))]
+        tiles.sort(key=lambda pair: is_row(pair[1]))  # rows last: they need less alignment than what would come behind them
         self.placed, at = {}, BARRIER_BYTES
         loaded_once = []
         for op, value in tiles:
             stages = op.buffers.value
-            size = stages * _bytes(value.type)
-            swizzle = _swizzle(op, value.type, self.target)
+            alignment = warp.ROW_ALIGNMENT if is_row(value) else 1024
+            size = stages * _bytes(value.type) if not is_row(value) else stages * -(-_bytes(value.type) // alignment) * alignment
+            swizzle = 0 if is_row(value) else _swizzle(op, value.type, self.target)
             if isinstance(op, tile.ToSharedOp) and at + size > self.target.smem_bytes:
                 home = next((h for h in loaded_once if _bytes(h.type) >= size), None)
                 if home is not None:
                     self.placed[value] = (self.placed[home][0], stages, swizzle)
                     continue
             self.placed[value] = (at, stages, swizzle)
-            at += -(-size // 1024) * 1024
+            at += -(-size // alignment) * alignment
             if isinstance(op, tile.LoadOp) and op.operation.parent.name == "tile.kernel":
                 loaded_once.append(value)
         if at > self.target.smem_bytes:
@@ -135,11 +137,12 @@ class _Kernel:
         swizzle = self.placed[op.out if isinstance(op, tile.LoadOp) else op.tile][2]
         box = [1] * tensor.type.rank
         box[list(op.dims)[0]] = rows
-        box[list(op.dims)[1]] = swizzle * 8 // warp.bits_of(kind.element_type)
+        box[list(op.dims)[-1]] = swizzle * 8 // warp.bits_of(kind.element_type) if swizzle else kind.shape[1]
         key = (tensor, tuple(box), swizzle)
         if key not in self.maps:
-            if rows > 256:
-                raise op_diagnostic(op, f"moves {rows} rows", why="a TMA box has at most 256 rows (PTX ISA, tensor copies)")
+            if max(box) > 256:
+                what = "rows" if rows > 256 else "columns"
+                raise op_diagnostic(op, f"moves {max(box)} {what}", why=f"a TMA box has at most 256 {what} (PTX ISA, tensor copies)")
             self.maps[key] = warp.TensorMapOp(
                 tensor=self.scalars[tensor],
                 box=ir.DenseI64ArrayAttr.get(box),
@@ -170,6 +173,12 @@ class _Role:
         if keep is is_compute:
             for home in dict.fromkeys(kernel.fragments.home.values()):
                 self.fragment_ops[home] = warp.FragmentOp(out=home.type, loc=_location_of(home, kernel.kernel)).out
+            for op in kernel.all_ops:
+                if isinstance(op, tile.LoadOp) and is_row(op.out):
+                    kind = tile.tile_type(op.out.type.shape, op.out.type.element_type, "reg")
+                    self.fragment_ops[op.out] = warp.FragmentOp(out=kind, loc=op.location).out
+        self.readers = {}  # (operation, buffer's tile) -> number of its stage among those that read the tile
+        self.loaded = {}  # row of column values -> environment of the iteration whose values its fragment holds
 
     def fragment(self, value):
         return self.fragment_ops[self.kernel.fragments.home[value]]
@@ -232,6 +241,7 @@ class _Role:
 
     def _pipelined_loop(self, op, count, lower, step, env) -> None:
         slots = body_slots(op, self.keep)
+        self._number_readers(op, slots)
         first = min(slot.stage for slot in slots)
         span = max(slot.stage for slot in slots) - first
 
@@ -261,6 +271,27 @@ class _Role:
                 return [(_less(_index(d - e - 1), count), [(s, x) for s, x in which if x == d]) for d in delays]
 
             emit([(s, d) for s, d in delayed if d > e], k, by_delay)
+
+    def _number_readers(self, loop, slots) -> None:
+        """A tile loaded in each iteration may be read in several stages: then its buffer has readers that are steps apart."""
+        inside = {r for o in loop.regions[0].blocks[0].operations if is_load(o) for r in o.operation.results}
+        for value in inside:
+            stages = sorted({slot.stage for slot in slots if value in list(slot.op.operation.operands)})
+            for slot in slots:
+                if value in list(slot.op.operation.operands):
+                    self.readers[slot.op, value] = stages.index(slot.stage)
+
+    def _reader(self, op, *values):
+        numbers = {self.readers[op, value] for value in values if (op, value) in self.readers}
+        if len(numbers) > 1:
+            raise op_diagnostic(
+                op,
+                "reads two tiles, of which one was read in earlier steps and the other was not",
+                why="one operation has one number among the readers of its buffers",
+                fix="give all operations that read either of them one stage",
+            )
+        number = max(numbers, default=0)
+        return _i64(number) if number else None
 
     def _emit_slots(self, op, slots, k, lower, step, env) -> None:
         finished = set()
@@ -348,6 +379,7 @@ class _Role:
             transpose_a=op.transpose_a,
             transpose_b=op.transpose_b,
             accumulate=ir.BoolAttr.get(op.acc is not None),
+            reader=self._reader(op, op.a, op.b),
             loc=op.location,
         )
 
@@ -365,10 +397,50 @@ class _Role:
             raise op_diagnostic(op, f"shares {columns} columns among {shares} warpgroups", why=f"shares of b are whole spans of {span} "
                                 "columns", fix=f"use {64 * shares} rows, or a multiple of {shares * span} columns")
 
+    def from_shared(self, op, env) -> None:
+        self._require_load(op, op.x)
+        self._require_rows(op)
+        reader = self._reader(op, op.x)
+        warp.LoadFragmentOp(buffer=self.kernel.buffers[op.x], state=None, target=self.fragment(op.out), reader=reader, loc=op.location)
+
+    def _require_rows(self, op) -> None:
+        if warp.column_shares(op.out.type, self.kernel.warpgroups) > 1:
+            raise op_diagnostic(
+                op,
+                f"reads shared memory into {op.out.type}, whose columns {self.kernel.warpgroups} warpgroups share",
+                why="each warpgroup reads 64 rows of its own",
+                fix=f"use {64 * self.kernel.warpgroups} rows",
+            )
+
+    def _require_load(self, op, value) -> None:
+        if not is_load(value.owner.opview):
+            raise op_diagnostic(
+                op,
+                f"reads a tile of shared memory that '{value.owner.name}' wrote",
+                why="threads would read what other threads wrote, and only what TMA brings is waited for",
+                fix="use the register tile that was written there",
+            )
+
+    def _load_columns(self, op, value, env) -> None:
+        """Column values into registers, unless these hold them: maps that follow each other read them once."""
+        self._require_load(op, value)
+        if self.loaded.get(value) is not env:
+            self.loaded[value] = env
+            buffer, target, reader = self.kernel.buffers[value], self.fragment_ops[value], self._reader(op, value)
+            warp.LoadColumnsOp(buffer=buffer, state=None, target=target, reader=reader, loc=op.location)
+
+    def _input(self, value):
+        return self.fragment_ops[value] if is_row(value) else self.fragment(value)
+
     def map(self, op, env) -> None:
         for value in op.inputs:
-            if not fragments.is_register(value):
-                raise op_diagnostic(op, f"reads {value.type} element by element", why="maps work on registers")
+            if is_row(value):
+                self._require_rows(op)
+                self._load_columns(op, value, env)
+            elif not fragments.is_register(value):
+                raise op_diagnostic(
+                    op, f"reads {value.type} element by element", why="maps work on registers", fix='bring it there: "tile.from_shared"'
+                )
         source = op.body.blocks[0]
         for value in _captured(source):
             self.scalar(value, env)
@@ -383,7 +455,7 @@ class _Role:
 
     def _map_body(self, op, env) -> None:
         source = op.body.blocks[0]
-        new = warp.MapOp(target=self.fragment(op.out), inputs=[self.fragment(v) for v in op.inputs], loc=op.location)
+        new = warp.MapOp(target=self.fragment(op.out), inputs=[self._input(v) for v in op.inputs], loc=op.location)
         block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
         inner = dict(env)
         inner.update(zip(source.arguments, block.arguments, strict=True))
@@ -461,6 +533,7 @@ _RULES = {
     tile.SplatOp: _Role.splat,
     tile.RescaleFactorOp: _Role.rescale_factor,
     tile.VoteAnyOp: _Role.vote_any,
+    tile.FromSharedOp: _Role.from_shared,
     tile.ToSharedOp: _Role.to_shared,
     tile.StoreOp: _Role.store,
     tile.GlobalAddOp: _Role.global_add,
@@ -469,6 +542,11 @@ _RULES = {
 
 def is_load(op) -> bool:
     return isinstance(op, tile.LoadOp)
+
+
+def is_row(value) -> bool:
+    """Whether a tile holds one value a column, to be spread over the rows of maps."""
+    return space_of(value.type) == "smem" and value.type.shape[0] == 1
 
 
 def is_compute(op) -> bool:

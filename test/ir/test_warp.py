@@ -49,6 +49,15 @@ def add(source: str, coords: int, dims: str, vector: int) -> str:
     "warp.fence_async\""""
 
 
+def from_shared(operation: str, source: str, target: str) -> str:
+    """A load into registers instead of the store; the buffers' types as in the example."""
+    kinds = {"%sa": "tensor<4x128x64xbf16, #tile.smem>", "%sc": "tensor<1x128x128xbf16, #tile.smem>"}
+    attributes = " {reader = -1, operandSegmentSizes = array<i32: 1, 0, 1>}" if source == "%sa" else ""
+    return f"""    %loaded = "warp.fragment"() : () -> {target}
+    "warp.{operation}"({source}, %loaded){attributes} : ({kinds[source]}, {target}) -> ()
+    "warp.store_shared\""""
+
+
 I1, F32 = "tensor<128xi1, #tile.reg>", "tensor<128xf32, #tile.reg>"
 REFUSED = {
     "kernel": [
@@ -112,6 +121,16 @@ REFUSED = {
             "%a: tensor<?x?xf16, #tile.gmem>, %b: tensor<?x?xbf16, #tile.gmem>, %bias: tensor<?xf32, #tile.gmem>, %c: tensor<?x?xbf16, #tile.gmem>):\n  %x",  # noqa: E501
             None,
         ),
+    ],
+    "load_columns": [
+        ('    "warp.store_shared"', from_shared("load_columns", "%sc", "tensor<1x128xf32, #tile.reg>"), "rows, columns and dtype stay"),
+        ('    "warp.store_shared"', from_shared("load_columns", "%sc", "tensor<128x128xbf16, #tile.reg>"), "it loads one row"),
+        ('    "warp.store_shared"', from_shared("load_columns", "%sa", "tensor<128x64xbf16, #tile.reg>"), "numbered from 0 on"),
+    ],
+    "load_fragment": [
+        ('    "warp.store_shared"', from_shared("load_fragment", "%sc", "tensor<128x64xbf16, #tile.reg>"), "rows, columns and dtype stay"),
+        ('    "warp.store_shared"', from_shared("load_fragment", "%sc", "tensor<1x128xf32, #tile.reg>"), "rows, columns and dtype stay"),
+        ('    "warp.store_shared"', from_shared("load_fragment", "%sa", "tensor<128x64xbf16, #tile.reg>"), "numbered from 0 on"),
     ],
     "store_shared": [
         (
@@ -227,7 +246,7 @@ REFUSED = {
     },
 }
 # What has neither operands nor attributes can only be given too much of them, which the fuzz test does.
-PLAIN = {"fence_async", "store_commit", "store_wait", "wgmma_fence", "wgmma_commit"}
+PLAIN = {"fence_async", "store_commit", "store_wait", "wgmma_fence", "wgmma_commit", "sync_warp"}
 
 
 def cases():
