@@ -228,8 +228,8 @@ def _stride(tensor, axis, entry) -> Parameter:
 
 
 def launch_registers(threads: int, registers: int = 65536) -> int:
-    """Registers a thread has at launch when one CTA fills the SM: what setmaxnreg starts from."""
-    return min(255, registers // threads // 8 * 8)
+    """Registers a thread has at launch when one CTA fills the SM: what setmaxnreg, which takes multiples of 8, starts from."""
+    return min(248, registers // threads // 8 * 8)
 
 
 def host_source(kernel, parameters: list[Parameter]) -> str:

@@ -164,6 +164,9 @@ class _Static:
                 raise op_diagnostic(op, f"shares {kind.shape[1]} columns among {groups} warpgroups", why="a quad of lanes holds 8")
         operands = dict.fromkeys(v for v in op.operation.operands if space_of(v.type) == "reg")
         registers = sum(_registers(value.type, groups) for value in operands)
+        if isinstance(op, warp.MapOp):  # element by element: its result may take the place of inputs that nothing reads later
+            result = _registers(op.target.type, groups)
+            registers = max(registers - (0 if op.target in list(op.inputs) else result), result)
         if registers > role.registers.value:
             raise op_diagnostic(
                 op,

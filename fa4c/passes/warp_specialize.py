@@ -45,7 +45,9 @@ class _Kernel:
         self.body = kernel.body.blocks[0]
         self.all_ops = list(_walk(self.body))
         self.warpgroups = self._count_warpgroups()
-        self.compute_registers, self.load_registers = _register_budgets(target, self.warpgroups)
+        self.compute_registers, self.load_registers = _register_budgets(
+            target, self.warpgroups, any(isinstance(op, tile.MmaOp) for op in self.all_ops)
+        )
         self.fragments = fragments.assign(kernel, is_compute)
         self.scalars = {}  # tile-level scalar -> warp-level scalar at the top of the kernel
         self.maps = {}
@@ -562,8 +564,16 @@ def _vector(op) -> int:
     return 2 if even and at is not None and at % 2 == 0 else 1
 
 
-def _register_budgets(target, warpgroups: int) -> tuple[int, int]:
-    """Registers a thread for (compute, load): the load warpgroup keeps few, the rest is shared; both multiples of the step."""
+def _register_budgets(target, warpgroups: int, multiplies: bool) -> tuple[int, int]:
+    """Registers a thread for (compute, load): the load warpgroup keeps few, the rest is shared; both multiples of the step.
+
+    A kernel without MMAs waits for memory most of the time. Its roles keep what they have at launch: without setmaxnreg a CTA takes only
+    what it needs, and several of them on an SM hide each other's latency.
+    """
+    if not multiplies:
+        at_launch = target.registers // (128 * (1 + warpgroups)) // target.register_step * target.register_step
+        most = target.max_registers_per_thread // target.register_step * target.register_step
+        return min(at_launch, most), min(at_launch, most)
     per_warpgroup = target.registers // 128
     load = 24 if warpgroups < 3 else 32  # what CUTLASS-style producers need; with 3 x 160 + 32 = 512 nothing is left over
     share = (per_warpgroup - load) // warpgroups // target.register_step * target.register_step

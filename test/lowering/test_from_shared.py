@@ -68,6 +68,15 @@ def test_emulated(rows, d, element):
         assert kernel["stack_bytes"] == kernel["local_bytes"] == 0
 
 
+def test_a_ctas_registers_leave_room_for_others_and_256_columns_do_not_spill():
+    """Without setmaxnreg a kernel takes what it needs: with 64 rows of 128 columns two CTAs fit an SM, of which each waits for memory."""
+    for d, most in ((128, 65536 // 2 // 256), (256, 248)):
+        manifest, members = compiled.kernel_of_text(text(64, d, "bf16"), FILE.name)
+        for name, kernel in manifest["kernels"].items():
+            assert kernel["registers"] <= most and kernel["stack_bytes"] == kernel["local_bytes"] == 0
+            assert b"setmaxregister" not in members[f"{name}.cute.py"]
+
+
 def test_loads_are_as_wide_as_two_elements_and_hit_no_bank_twice():
     """Addresses of a warp's loads, by the formula of the emitted code, for 16-bit and f32 tiles under a swizzle of 128 bytes."""
     for wide, lanes in ((False, 32), (True, 16)):  # 8-byte loads go by half warps
