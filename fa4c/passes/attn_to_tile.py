@@ -114,7 +114,10 @@ def demand_of(plan: Plan, step: int) -> Demand:
 
 
 def _live_halves(plan: Plan) -> int:
-    """The most that scores take of registers at once, in 16 bits an element. Elementwise work is in place, but a cast needs both forms."""
+    """The most that scores take of registers at once, in 16 bits an element. Elementwise work is in place, but a cast needs both forms.
+
+    A pipelined loop makes the next block's scores while an MMA still reads what was made of this block's.
+    """
     last_use = {value: position for position, operation in enumerate(plan.operations) for value in operation.operands}
     scores = [value for value, kind in plan.kinds.items() if isinstance(kind, Score)]
     born = {value: position for position, operation in enumerate(plan.operations) for value in operation.results}
@@ -124,7 +127,8 @@ def _live_halves(plan: Plan) -> int:
         live = [v for v in scores if born[v] <= position < last_use.get(v, -1) or (both and last_use.get(v) == position)]
         live += [v for v in scores if born[v] == position and last_use.get(v, -1) <= position]
         most = max(most, sum(2 if v.type.element_type.width == 32 else 1 for v in live))
-    return most
+    made = sum(operation.name == "attn.gemm" and plan.score(operation.results[0]) is not None for operation in plan.operations)
+    return max(most, 2 * made + 1)
 
 
 def _semantics(module, functions) -> ir.StringAttr:
