@@ -60,7 +60,7 @@ class Plan:
     tensors: dict  # function argument -> TensorFacts
     kinds: dict = field(default_factory=dict)
     sinks: list = field(default_factory=list)  # what accumulates over the columns: (position, operand)
-    guards: dict = field(default_factory=dict)  # position -> what its operand must be for columns past the end, where it is not so by itself
+    guards: dict = field(default_factory=dict)  # position -> what its operand must be past the last column, where it is not so by itself
 
     def __post_init__(self):
         self.rows = self.facts.stationary

@@ -17,10 +17,14 @@ SM90A_FORWARD = {
     "warp": "warp-ping-pong,warp-insert-barriers,warp-check",
 }
 
-# The backward ends at the attn level for now. A scale that is the softmax's own saves a map in its derivative; masks are simplified in
-# the orientation that the block loop has.
+# A scale that is the softmax's own saves a map in its derivative; masks are simplified in the orientation that the block loop has.
 SM90A_BACKWARD = {
-    "attn": "attn-fold-scale,attn-derive-backward,attn-transpose-recompute,attn-simplify-mask",
+    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=false},attn-outline-kernels,"
+            "attn-transpose-recompute,attn-simplify-mask",
+    "attn to tile": "attn-to-tile",
+    "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
+    "tile to warp": "warp-specialize,cse",
+    "warp": "warp-insert-barriers,warp-check",
 }
 
 PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD}

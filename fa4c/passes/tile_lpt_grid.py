@@ -1,12 +1,12 @@
 """Start the longest tiles first, in groups of heads whose keys and values fit the L2 cache.
 
-Under a causal mask the last rows see the most keys. If their CTAs start first, the short ones fill the gaps at the end (longest
+Under a causal mask the last queries see the most keys, and the first keys are seen by the most queries. If the CTAs of these start first, the short ones fill the gaps at the end (longest
 processing time first). And CTAs that run at the same time should read the same K and V: so `section` heads at a time, section being the
 largest power of two whose K and V fit L2, all their row blocks, then the next section. Inside a section the heads run fastest, then the row
-blocks from last to first.
+blocks from the longest to the shortest.
 
-It applies where a kernel has a loop whose trip count grows with `program_id` x, which is found by following the arithmetic from one to
-the other; other kernels stay as they are. The grid becomes one-dimensional, and the kernel divides its number back into (row block, head,
+It applies where a kernel has a loop whose trip count grows or falls with `program_id` x, which is found by following the arithmetic from
+one to the other; other kernels stay as they are. The grid becomes one-dimensional, and the kernel divides its number back into (row block, head,
 batch entry). The section is computed on the host in 64 bits: keys times head dims times bytes exceed 32 bits from 2**21 keys on. A section
 never counts more heads than there are, so all numbers in the kernel stay below the size of the grid.
 
@@ -39,24 +39,24 @@ def tile_lpt_grid(module: ir.Module) -> None:
                 fix="name a tile.kernel of this module",
             )
         place = next((op for op in operations_in(kernel) if isinstance(op, ProgramIdOp)), None)
-        loop = _growing_loop(kernel, place) if place is not None else None
+        loop, trend = _uneven_loop(kernel, place) if place is not None else (None, None)
         if loop is not None:
-            _rewrite_kernel(kernel, place)
+            _rewrite_kernel(kernel, place, trend)
             _rewrite_launch(launch, kernel, loop)
 
 
 # -- does the trip count grow with x? --------------------------------------------------------------------
 
 
-def _growing_loop(kernel, place):
-    """The first loop whose trip count grows with x, or None."""
+def _uneven_loop(kernel, place):
+    """The first loop whose trip count grows or falls with x, and which of both; or (None, None)."""
     for op in operations_in(kernel):
         if op.operation.name == "scf.for":
             lower, upper, step = list(op.operation.operands)[:3]
             trend = _sum(_trend(upper, place), _negated(_trend(lower, place)))
-            if trend == _GROWS and _constant(step) is not None:
-                return op
-    return None
+            if trend in (_GROWS, _FALLS) and _constant(step) is not None:
+                return op, trend
+    return None, None
 
 
 def _trend(value, place) -> str | None:
@@ -113,7 +113,7 @@ def _constant(value) -> int | None:
 # -- kernel: number -> place -----------------------------------------------------------------------------
 
 
-def _rewrite_kernel(kernel, place) -> None:
+def _rewrite_kernel(kernel, place, trend: str) -> None:
     """Four more scalars (row blocks, heads, heads times batch entries, section), and the CTA's number divided by them."""
     index = ir.IndexType.get()
     blocks, heads, pairs, section = (kernel.body.blocks[0].add_argument(index, kernel.location) for _ in range(4))
@@ -125,7 +125,7 @@ def _rewrite_kernel(kernel, place) -> None:
         first = arith.muli(which, section)
         width = arith.minsi(section, arith.subi(pairs, first))  # the last section may be smaller
         step, offset = _divide(rest, width)
-        row_block = arith.subi(arith.subi(blocks, arith.constant(index, 1)), step)
+        row_block = step if trend == _FALLS else arith.subi(arith.subi(blocks, arith.constant(index, 1)), step)
         batch, head = _divide(arith.addi(first, offset), heads)
     for result, new in zip(old, (row_block, head, batch), strict=True):
         result.replace_all_uses_with(new)

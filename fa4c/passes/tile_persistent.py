@@ -34,12 +34,13 @@ def tile_persistent(module: ir.Module, *, blocks: int = 64) -> None:
     for launch in [op for op in operations if isinstance(op, tile.LaunchOp)]:
         kernel = kernels[launch.kernel.value]
         place = next((op for op in kernel.body.blocks[0].operations if isinstance(op, tile.ProgramIdOp)), None)
-        loop = next((op for op in kernel.body.blocks[0].operations if op.operation.name == "scf.for"), None)
+        loops = [op for op in operations_in(kernel) if op.operation.name == "scf.for"]
+        loop = loops[0] if loops else None
         if place is None or loop is None or _shared_bytes(kernel) > target.smem_bytes:
             continue
         if list(loop.operation.operands)[0].owner == place.operation:
             continue  # it walks through tiles already
-        alike = not any(_depends_on(bound, place) for bound in list(loop.operation.operands)[:3])
+        alike = not any(_depends_on(bound, place) for inner in loops for bound in list(inner.operation.operands)[:3])
         _walk_tiles(kernel, place, alike)
         _launch_few(launch, kernel, loop, blocks, None if alike else _add_queue(launch))
 
