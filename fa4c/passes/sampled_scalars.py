@@ -10,7 +10,7 @@ _SIZES = (0, 1, 70, 128, 200, 333, 520)
 
 
 class SampledScalars:
-    """Values of index scalars: sampled where the kernel reads them from outside, computed elsewhere."""
+    """Values of index scalars: sampled where the kernel reads them from outside, memory too; computed elsewhere."""
 
     def __init__(self, rng, sample, known=None, outside=None):
         self.rng, self.sample, self.known = rng, sample, known or {}
@@ -42,6 +42,9 @@ class SampledScalars:
             return int(value) if math.isfinite(value) else 0  # floats decide nothing here
         if name in ("arith.index_cast", "arith.index_castui", "arith.extsi", "arith.trunci"):
             return self.value(op.operands[0])
+        if name == "tile.load_element":
+            coordinates = tuple(self.value(coordinate) for coordinate in list(op.operands)[1:])
+            return self._from_outside((op.operands[0], coordinates), (0, 1, 100))
         rule = _ARITH.get(name)
         if rule is None or not isinstance(v.type, (ir.IndexType, ir.IntegerType)):
             return self.rng.choice((0, 1, 100))
