@@ -1,8 +1,9 @@
 """What `import fa4c` offers in Python: `attention`, `compile` (and `load`, from the runtime).
 
 `attention` keeps, for each thread, a table from all that shapes a call (shapes, strides, dtypes, device, options) to a bound launch,
-a repeated call is one look-up, the output's allocation and the launch. All else happens in a combination's first call. The compiler is
-imported in `_compile_text`, and only where the disk cache has no kernel.
+a repeated call is one look-up, the output's allocation and the launch. All else happens in a combination's first call. Inputs that require
+grad have a table of their own, whose entries go through autograd (`runtime/autograd.py`). The compiler is imported in `_compile_text`, and
+only where the disk cache has no kernel.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import threading
 
 import torch
 
-from .runtime import arguments, autograd, cache, cuda, execute, reference
+from .problem import Problem
+from .runtime import arguments, cache, cuda, execute, reference
 from .runtime.artifact import Artifact
 from .runtime.artifact import load as load_artifact
-from .runtime.check import lse_values
-from .runtime.errors import BackendError, InputError, InputTypeError, NotYetError
-from .runtime.manifest import TARGETS
+from .runtime.autograd import Training
+from .runtime.errors import BackendError, InputError, InputTypeError, nearest
+from .runtime.manifest import DIRECTIONS, TARGETS
 from .runtime.torch_types import name_of
+from .training import result_names, training
 
 _MAX_CALLS = 1024
+is_grad_enabled, is_compiling = torch.is_grad_enabled, torch.compiler.is_compiling
 _environ = os.environ
 # os.environ encodes a name and raises inside at each look-up of an unset variable, 1 us each; its table underneath does not
 _table = getattr(os.environ, "_data", os.environ)
@@ -31,6 +35,7 @@ _BACKEND, _TARGET = (os.environ.encodekey(n) if _table is not os.environ else n 
 class _Calls(threading.local):
     def __init__(self):
         self.table: dict = {}
+        self.training: dict = {}
 
 
 _calls = _Calls()
@@ -63,31 +68,62 @@ def attention(
     causal: key j is visible to query i if j <= i, where `align` counts queries from the last key ("bottom_right") or from the first
     ("top_left"). window=(left, right): inclusive distances, None = unlimited. softcap=c: c * tanh(s / c). scale: default 1 / sqrt(d).
     variant: an artifact (`fa4c.load`, `fa4c.compile`), a path to an attn `.mlir` file, or its text, instead of these options;
-    captured={name: tensor}: its other inputs. deterministic: the forward pass always is. backend, target (or FA4C_BACKEND,
-    FA4C_TARGET): where it runs.
+    captured={name: tensor}: its other inputs. backend, target (or FA4C_BACKEND, FA4C_TARGET): where it runs.
+
+    Inputs that require grad get gradients, captured ones too, from o and from lse; one with direction "both" is needed where the variant is
+    an artifact. deterministic (or torch.use_deterministic_algorithms(True)): the same gradients in every run, bit for bit; the forward is
+    always so. Works under torch.compile.
 
     Raises `InputError` (a ValueError), `InputTypeError` (a TypeError), `BackendError` (a RuntimeError), `NotYetError`, each with what, why
-    and how to fix. Inputs that require gradients run forward; `.backward()` raises `NotYetError`.
+    and how to fix.
     """
+    if is_compiling():
+        from . import torch_ops
+
+        arguments.refuse_functions(score_mod, mask_mod)
+        return torch_ops.attention(
+            q, k, v, captured, return_lse, causal, align, window, softcap, scale, deterministic, variant, backend, target
+        )
     try:
         more = None if captured is None else tuple([(n, x.shape, x.stride(), x.dtype, x.device) for n, x in captured.items()])
         key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, more,
-               causal, align, window, softcap, scale, return_lse, variant, backend, target,
+               causal, align, window, softcap, scale, return_lse, variant, backend, target, deterministic,
                _table.get(_BACKEND), _table.get(_TARGET))  # fmt: skip
-        call = _calls.table.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # no strided tensor, or an unhashable option: `_first_call` tells
+        tensors = (q, k, v) if captured is None else (q, k, v, *captured.values())
+        trained = is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad or any([t.requires_grad for t in tensors[3:]])
+        )
+        table = _calls.training if trained else _calls.table
+        call = table.get(key)
+    except (AttributeError, TypeError, RuntimeError):  # no strided tensor, or an unhashable option: `_problem` tells
         key = call = None
     if call is None or score_mod is not None or mask_mod is not None:
         options = dict(causal=causal, align=align, window=window, softcap=softcap, scale=scale)
-        call = _first_call(q, k, v, options, score_mod, mask_mod, return_lse, variant, captured, backend, target)
+        arguments.refuse_functions(score_mod, mask_mod)
+        problem, given = _problem(q, k, v, options, variant, captured, backend, target)
+        if key is None:  # an unhashable option that is right after all
+            tensors = (q, k, v, *(captured or {}).values())
+            trained = is_grad_enabled() and any(t.requires_grad for t in tensors)
+        call = training(problem, given, return_lse, deterministic) if trained else _call(problem, given, return_lse)
         if key is not None and (variant is None or isinstance(variant, Artifact)):  # a file may change: it is read again
-            if len(_calls.table) >= _MAX_CALLS:
-                _calls.table.clear()
-            _calls.table[key] = call
-    tensors = (q, k, v) if captured is None else (q, k, v, *captured.values())
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or any(t.requires_grad for t in tensors[3:])):
-        return autograd.Forward.apply(call, *tensors)
+            if len(table) >= _MAX_CALLS:
+                table.clear()
+            table[key] = call
     return call(*tensors)
+
+
+def training_of(q, k, v, *, captured, deterministic, variant, backend, target, **options) -> Training:
+    """This thread's `Training` for these tensors and options, for the operators of `torch_ops.py`."""
+    shapes = tuple([(x.shape, x.stride(), x.dtype, x.device) for x in (q, k, v, *(captured or {}).values())])
+    variables = _table.get(_BACKEND), _table.get(_TARGET)
+    key = (shapes, tuple(captured or ()), variant, backend, target, deterministic, *options.values(), *variables)
+    found = _calls.training.get(key)
+    if found is None:
+        problem, given = _problem(q, k, v, options, variant, captured, backend, target)
+        found = training(problem, given, False, deterministic)
+        if variant is None or isinstance(variant, Artifact):
+            _calls.training[key] = found
+    return found
 
 
 class _Call:
@@ -112,39 +148,48 @@ class _Call:
         return o if self.lse is None else (o, results[self.lse])
 
 
-def compile(variant, *, target=None, head_dim=None, dtype=None, direction="fwd") -> Artifact:
+def compile(variant, *, target=None, head_dim=None, dtype=None, direction="fwd", deterministic=False) -> Artifact:
     """An artifact for `variant`: a path to an attn `.mlir` file, its text, a semantics tree (dict) or an object with one (`.semantics`).
 
-    head_dim: d or (d, dv); dtype: torch dtype or name; both default to what the variant says. `.save(path)` writes it. Uses the disk cache.
-    Raises `InputError`, and the compiler's located diagnostics.
+    head_dim: d or (d, dv); dtype: torch dtype or name; both default to what the variant says. direction: "fwd", "bwd" or "both" (what
+    `attention` needs to train with an artifact); deterministic: a backward whose sums have a fixed order. `.save(path)` writes it. Uses the
+    disk cache. Raises `InputError`, and the compiler's located diagnostics.
     """
     if isinstance(variant, Artifact):
         return variant
+    if direction not in DIRECTIONS:
+        raise InputError(f"direction is {direction!r}{nearest(str(direction), DIRECTIONS)}", why=f"it is one of {', '.join(DIRECTIONS)}")
     target = arguments.check_target(target or _environ.get("FA4C_TARGET") or "sm_90a")
     dtype = None if dtype is None else arguments.check_dtype(name_of(dtype))
     pair = None if head_dim is None else tuple(head_dim) if isinstance(head_dim, (tuple, list)) else (head_dim, head_dim)
     if pair is not None:
         arguments.check_head_dims(*pair)
     semantics = variant if isinstance(variant, dict) else getattr(variant, "semantics", None)
+    derive = {"deterministic": True} if deterministic and direction != "fwd" else {}
     if semantics is not None:
-        return _from_semantics(semantics, target, direction, dtype or semantics["args"][0]["dtype"], pair or _head_dims(semantics))
-    text, filename = _read_variant(variant)
-    key = cache.key_of_text(text, target=target, direction=direction, dtype=dtype, head_dim=pair)
-    return cache.get_or_build(key, lambda: _compile_text(text, filename, target, direction, dtype, pair))
+        return _from_semantics(semantics, target, direction, dtype or semantics["args"][0]["dtype"], pair or _head_dims(semantics), derive)
+    return _from_text(*_read_variant(variant), target, direction, dtype, pair, derive)
 
 
-def _from_semantics(semantics, target, direction, dtype, head_dim) -> Artifact:
-    key = cache.key_of(semantics, target=target, direction=direction, dtype=dtype, head_dim=head_dim)
+def _from_text(text, filename, target, direction, dtype, head_dim, derive) -> Artifact:
+    key = cache.key_of_text(text, target=target, direction=direction, dtype=dtype, head_dim=head_dim, derive=derive)
+    return cache.get_or_build(key, lambda: _compile_text(text, filename, target, direction, dtype, head_dim, **derive))
+
+
+def _from_semantics(semantics, target, direction, dtype, head_dim, derive) -> Artifact:
+    """`derive`: what a backward is derived for (of, wrt: names; deterministic), each only where it is not the default."""
+    key = cache.key_of(semantics, target=target, direction=direction, dtype=dtype, head_dim=head_dim, derive=derive)
 
     def build():
         from .frontend.to_mlir import to_mlir
 
-        return _compile_text(to_mlir(semantics), f"<{semantics.get('name', 'attention')}>", target, direction, dtype, head_dim)
+        name = f"<{semantics.get('name', 'attention')}>"
+        return _compile_text(to_mlir(semantics), name, target, direction, dtype, head_dim, **derive)
 
     return cache.get_or_build(key, build)
 
 
-def _compile_text(text, filename, target, direction, dtype, head_dim):
+def _compile_text(text, filename, target, direction, dtype, head_dim, deterministic=False, of=None, wrt=None):
     """The one door to the compiler: (manifest, members)."""
     try:
         from .lowering.compile import compile_text
@@ -155,7 +200,16 @@ def _compile_text(text, filename, target, direction, dtype, head_dim):
             fix="pip install torch-mlir nvidia-cutlass-dsl, or carry a filled FA4C_CACHE_DIR to this machine",
         ) from error
     try:
-        return compile_text(text, filename, target=target, direction=direction, dtype=dtype, head_dim=head_dim)
+        return compile_text(
+            text,
+            filename,
+            target=target,
+            direction=direction,
+            deterministic=deterministic,
+            dtype=dtype,
+            head_dim=head_dim,
+            overrides=[("attn-derive-backward", name, ",".join(names)) for name, names in (("of", of), ("wrt", wrt)) if names],
+        )
     except Exception as error:
         if not hasattr(error, "error_diagnostics"):  # a Diagnostic already reads as it should
             raise
@@ -165,77 +219,78 @@ def _compile_text(text, filename, target, direction, dtype, head_dim):
         raise InputError(what, where=where) from None
 
 
-def _first_call(q, k, v, options, score_mod, mask_mod, return_lse, variant, captured, backend, target) -> _Call:
-    """Check everything, find or compile the kernel, and bind it."""
-    if score_mod is not None or mask_mod is not None:
-        name = "score_mod" if score_mod is not None else "mask_mod"
-        raise NotYetError(
-            f"{name} is not supported yet",
-            why="Python functions are not traced yet",
-            fix="use causal, window, softcap, scale; or write the variant as an attn .mlir file and pass variant='file.mlir'",
-        )
+def _problem(q, k, v, options, variant, captured, backend, target) -> tuple[Problem, dict]:
+    """Check everything and find or compile the forward; the problem and {name: tensor} in the variant's layout."""
     arguments.check_tensors(q, k, v)
     backend = execute.choose_backend(backend, q.device)
     dtype, head_dim = name_of(q.dtype), (q.shape[3], v.shape[3])
     tensors = {"q": q, "k": k, "v": v, **(captured or {})}
+    device = q.device
     if variant is None:
         if captured:
             raise InputError("captured tensors need a variant that reads them", fix="pass variant='file.mlir' too")
         semantics = _standard(**arguments.check_options(**options), dtype=dtype, d=head_dim[0], dv=head_dim[1])
-        artifact = (
-            None if backend == "reference" else _from_semantics(semantics, _target(target, backend, q.device), "fwd", dtype, head_dim)
-        )
+
+        def compiled(direction, derive):
+            return _from_semantics(semantics, _target(target, backend, device), direction, dtype, head_dim, derive)
+
+        artifact = None if backend == "reference" else compiled("fwd", {})
     else:
         arguments.refuse_options(options)
-        artifact = _variant_artifact(variant, lambda: _target(target, backend, q.device), dtype, head_dim)
+        artifact, compiled = _variant(variant, lambda: _target(target, backend, device), dtype, head_dim)
         semantics = artifact.semantics
-    swap = semantics.get("layout", "bshd") == "bhsd"
-    if swap:
-        tensors |= {name: tensors[name].transpose(1, 2) for name in ("q", "k", "v")}
-    o, lse = _result_names(semantics, return_lse)
-    want = (o,) if lse is None else (o, lse)
+    problem = Problem(semantics, artifact, list(tensors), backend, device, compiled)
+    given = dict(zip(tensors, problem.laid_out(list(tensors.values()))))
     if backend == "reference":
-        return _reference_call(semantics, artifact, tensors, want, o, lse, swap)
-    given = execute.check_inputs(artifact, tensors)
-    wanted = execute.wanted_outputs(artifact, want, None)
-    names = [t.name for t in artifact.program.inputs]
-    if backend == "cuda":
-        order = [list(tensors).index(n) for n in names]
-        run = execute.runner(artifact, given, wanted, q.device)
-        return _Call(run, None if order == list(range(len(order))) else order, wanted, o, lse, swap)
-
-    def run(values):
-        results = execute.execute(artifact, dict(zip(tensors, values)), backend=backend, want=want)
-        return [results[name] for name in wanted]
-
-    return _Call(run, None, wanted, o, lse, swap)
+        _check_for_reference(problem, given)
+    else:
+        execute.check_inputs(artifact, given)
+    return problem, given
 
 
-def _reference_call(semantics, artifact, tensors, want, o, lse, swap) -> _Call:
-    names = list(tensors)
-    known = [a["name"] for a in semantics["args"]]
-    if artifact is not None:
-        execute.check_inputs(artifact, tensors)
+def _check_for_reference(problem, given) -> None:
+    known = [a["name"] for a in problem.semantics["args"]]
+    if problem.artifact is not None:
+        execute.check_inputs(problem.artifact, given)
     for name in known:
-        if name not in names:
+        if name not in given:
             raise InputError(
                 f"the input {name!r} is missing", why=f"the variant reads {', '.join(known)}", fix=f"pass captured={{{name!r}: tensor}}"
             )
-    reference.sizes_of(semantics, tensors)
-
-    def run(values):
-        results = execute.run_reference(semantics, {n: t.detach() for n, t in zip(names, values)}, want)
-        return [results[name] for name in want]
-
-    return _Call(run, None, want, o, lse, swap)
+    reference.sizes_of(problem.semantics, given)
 
 
-def _variant_artifact(variant, target, dtype, head_dim) -> Artifact:
-    if isinstance(variant, Artifact):
-        return variant
+def _call(problem: Problem, given: dict, return_lse: bool) -> _Call:
+    o, lse = result_names(problem.semantics, return_lse)
+    run, order, wanted = problem.runner(given, (o,) if lse is None else (o, lse))
+    return _Call(run, order, wanted, o, lse, problem.swap)
+
+
+def _variant(variant, target, dtype, head_dim):
+    """The artifact of a variant, and a function that compiles another direction of it."""
     if isinstance(variant, (str, os.PathLike)) and str(variant).endswith(".fa4c"):
-        return load_artifact(variant)
-    return compile(variant, target=target(), head_dim=head_dim, dtype=dtype)
+        variant = load_artifact(variant)
+    if isinstance(variant, Artifact):
+        if variant.direction == "bwd":
+            raise InputError("the variant is a backward alone", where=variant.path, fix="compile it with direction 'both'")
+        return variant, lambda direction, derive: _backward_of(variant, derive)
+    text, filename = _read_variant(variant)
+
+    def compiled(direction, derive):
+        return _from_text(text, filename, target(), direction, dtype, head_dim, derive)
+
+    return compiled("fwd", {}), compiled
+
+
+def _backward_of(artifact, derive) -> Artifact:
+    if artifact.backward is None:
+        raise InputError(
+            "the variant is an artifact without a backward",
+            where=artifact.path,
+            why="an input requires grad, and an artifact is not compiled again",
+            fix="compile it with direction 'both' (fa4c compile --direction both), or pass the variant's file",
+        )
+    return artifact.backward
 
 
 def _standard(**kw):
@@ -254,21 +309,6 @@ def _read_variant(variant) -> tuple[str, str]:
         return pathlib.Path(variant).read_text(), str(variant)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the variant: {error}", where=variant, fix="name an attn .mlir file, or pass its text") from None
-
-
-def _result_names(semantics, return_lse) -> tuple[str, str | None]:
-    results = semantics["results"]
-    found = [r["name"] for r in results if r["value"] in lse_values(semantics)]
-    if return_lse and not found:
-        raise InputError(
-            "this variant returns no LSE",
-            why=f"its results are {', '.join(r['name'] for r in results)}",
-            fix="return the softmax's second result too",
-        )
-    o = next((r["name"] for r in results if r["name"] not in found), None)
-    if o is None:
-        raise InputError("this variant returns no output but LSE", fix="use fa4c.load(...) and fa4c.runtime.execute")
-    return o, found[0] if return_lse else None
 
 
 def _target(target, backend, device) -> str:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .errors import InputError, InputTypeError, nearest
+from .errors import InputError, InputTypeError, NotYetError, nearest
 from .execute import check_devices
 from .manifest import TARGETS
 from .torch_types import name_of
@@ -105,6 +105,16 @@ def check_options(causal, align, window, softcap, scale) -> dict:
 
 def is_number(x, positive=False) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and (not positive or x > 0)
+
+
+def refuse_functions(score_mod, mask_mod) -> None:
+    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is not None:
+            raise NotYetError(
+                f"{name} is not supported yet",
+                why="Python functions are not traced yet",
+                fix="use causal, window, softcap, scale; or write the variant as an attn .mlir file and pass variant='file.mlir'",
+            )
 
 
 def refuse_options(options) -> None:

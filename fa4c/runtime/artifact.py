@@ -12,12 +12,21 @@ import json
 import os
 import pathlib
 import tempfile
+import weakref
 import zipfile
 
 from . import manifest as manifest_module
 from .errors import ArtifactError
 
 MANIFEST = "manifest.json"
+
+
+_living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+def by_digest(digest: str) -> Artifact | None:
+    """An artifact of these contents that is in use in this process."""
+    return _living.get(digest)
 
 
 class Artifact:
@@ -31,6 +40,7 @@ class Artifact:
         self.digest = hashlib.sha256(_manifest_bytes(manifest)).hexdigest()
         self._program = None
         self._backward = None
+        _living[self.digest] = self
 
     name = property(lambda self: self.manifest["name"])
     target = property(lambda self: self.manifest["target"])

@@ -52,15 +52,18 @@ def canonical(semantics: dict) -> dict:
     return {**rest, "args": args, "body": [{k: v for k, v in op.items() if k != "loc"} for op in body], "results": results}
 
 
-def key_of(semantics: dict, *, target: str, direction: str, dtype: str, head_dim: tuple[int, int]) -> str:
-    return _digest("semantics", canonical(semantics), target, direction, dtype, list(head_dim))
+def key_of(semantics: dict, *, target: str, direction: str, dtype: str, head_dim: tuple[int, int], derive: dict | None = None) -> str:
+    """`derive`: what a backward is derived for (of, wrt, deterministic), each only where it is not the default."""
+    return _digest("semantics", canonical(semantics), target, direction, dtype, list(head_dim), *([derive] if derive else []))
 
 
-def key_of_text(text: str, *, target: str, direction: str, dtype: str | None, head_dim: tuple[int, int] | None) -> str:
+def key_of_text(
+    text: str, *, target: str, direction: str, dtype: str | None, head_dim: tuple[int, int] | None, derive: dict | None = None
+) -> str:
     """The key of MLIR text: comment lines and white space do not count."""
     lines = (line.strip() for line in text.splitlines())
     plain = "\n".join(re.sub(r"\s+", " ", line) for line in lines if line and not line.startswith("//"))
-    return _digest("text", plain, target, direction, dtype, list(head_dim) if head_dim else None)
+    return _digest("text", plain, target, direction, dtype, list(head_dim) if head_dim else None, *([derive] if derive else []))
 
 
 def _digest(*parts) -> str:
