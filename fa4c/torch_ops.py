@@ -18,7 +18,7 @@ _DIGEST = "digest:"
 def attention(q, k, v, captured, return_lse, causal, align, window, softcap, scale, deterministic, variant, backend, target):
     """What `fa4c.attention` is while torch.compile traces it."""
     left, right = (None, None) if window is None else window
-    names = [] if captured is None else list(captured.keys())
+    names = "" if captured is None else ",".join(captured.keys())
     tensors = [] if captured is None else list(captured.values())
     if isinstance(variant, Artifact):
         variant = _DIGEST + variant.digest
@@ -29,7 +29,7 @@ def attention(q, k, v, captured, return_lse, causal, align, window, softcap, sca
 
 
 _OPTIONS = (
-    "str[] names, bool return_lse, bool causal, str align, int? left, int? right, float? softcap, float? scale, "
+    "str names, bool return_lse, bool causal, str align, int? left, int? right, float? softcap, float? scale, "
     "bool deterministic, str? variant, str? backend, str? target"
 )
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor[] captured"
@@ -70,7 +70,7 @@ def _training(q, k, v, captured, names, causal, align, left, right, softcap, sca
         q,
         k,
         v,
-        captured=dict(zip(names, captured)) if names else None,
+        captured=dict(zip(names.split(","), captured)) if names else None,
         causal=causal,
         align=align,
         window=None if left is None and right is None else (left, right),

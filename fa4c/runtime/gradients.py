@@ -6,6 +6,8 @@ scores of one chunk are held at a time. Names: a backward takes a gradient `d<re
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import torch
 
 from .errors import InputError, ManifestError
@@ -28,6 +30,9 @@ def gradients(
     would under autograd, every value and gradient in the kernel's dtype, each result in its argument's. Rows that see nothing have
     gradient 0.
     """
+    if _below_autograd():
+        with concurrent.futures.ThreadPoolExecutor(1) as fresh:  # dispatcher state belongs to a thread
+            return fresh.submit(gradients, forward, inputs, given, wrt, dtype, eager=eager).result()
     wrt = floating(forward["args"]) if wrt is None else list(wrt)
     leaves = {name: _leaf(tensor, None if eager else dtype, name in wrt) for name, tensor in inputs.items()}
     results = [r for r in forward["results"] if given.get(r["name"]) is not None]
@@ -45,6 +50,12 @@ def gradients(
                 if found is not None:
                     total[name] += found
     return total
+
+
+def _below_autograd() -> bool:
+    """Inside an operator of torch.library nothing is recorded, whatever `enable_grad` says."""
+    with torch.enable_grad():
+        return not (torch.ones((), requires_grad=True) * 1).requires_grad
 
 
 def _leaf(tensor: torch.Tensor, dtype, wanted: bool) -> torch.Tensor:
