@@ -219,8 +219,8 @@ FAULTS = {
         None,
         {},
     ),
-    "warp: store out of bounds": ("warp", sub("store", "[%rd2]", "[%rd2+4]"), "error", "store", {}),
-    "warp: misaligned store": ("warp", sub("store", "[%rd2]", "[%rd2+2]"), "error", "store", {}),
+    "warp: store out of bounds": ("warp", sub("store", "[%rd31]", "[%rd31+4]"), "error", "store", {}),
+    "warp: misaligned store": ("warp", sub("store", "[%rd31]", "[%rd31+2]"), "error", "store", {}),
     # cp.async
     "cp.async: dropped wait": ("cpasync", drop("wait1"), "race", "read0", {}),
     "cp.async: another lane's copy without a warp sync": (
@@ -374,7 +374,7 @@ NEAR_MISSES = {
     "warp: store to the last element through an offset": (
         "error",
         "warp",
-        put("store", "add.u64 %rd2, %rd2, 4;\nst.global.u32 [%rd2+-4], %r8;"),
+        put("store", "add.u64 %rd31, %rd31, 4;\nst.global.u32 [%rd31+-4], %r8;"),
     ),
     "tma: read of the tile's last bytes": (
         "uninitialised",

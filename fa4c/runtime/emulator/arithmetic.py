@@ -3,11 +3,38 @@
 from .codegen import COMPARE, DTYPE, REG_DTYPE, SIZE, Blocks, Unsupported
 from .parser import Imm, Pair, Reg
 
-ROUND = ("rn", "rz", "rm", "rp", "rna")
+ROUND = ("rn", "rz", "rm", "rp")
+ROUND_INT = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
+_DIRECTED, _COMPARISONS = "rn rz rm rp ", " and or xor num nan ftz"
+# The modifiers, types aside, that an opcode's rule heeds: any other is refused, not passed over.
+MODIFIERS = {
+    op: set(words.split())
+    for ops, words in {
+        "add sub": _DIRECTED + "ftz sat",
+        "mul": _DIRECTED + "ftz sat lo hi wide",
+        "mul24": "lo hi",
+        "mad": _DIRECTED + "ftz sat lo hi wide",
+        "fma": _DIRECTED + "ftz sat relu",
+        "min max": "ftz NaN relu",
+        "neg abs": "ftz",
+        "ex2 lg2 rsqrt sin cos tanh": "approx ftz",
+        "rcp sqrt": _DIRECTED + "approx ftz",
+        "div": _DIRECTED + "approx full ftz",
+        "rem copysign and or xor not cnot shl shr bfe bfi prmt lop3 popc clz brev mov selp": "",
+        "slct": "ftz",
+        "shf": "l r wrap clamp",
+        "bfind": "shiftamt",
+        "set setp": " ".join(COMPARE) + _COMPARISONS,
+        "cvt": _DIRECTED + "ftz sat relu " + " ".join(ROUND_INT),
+    }.items()
+    for op in ops.split()
+}
 
 
 class BlockCompiler(Blocks):
     """A block's compiler with all the rules."""
+
+    modifiers = MODIFIERS
 
     def binary(self, ins, dt, expr, cast=None):
         d, a, b = ins.ops
@@ -32,7 +59,7 @@ class BlockCompiler(Blocks):
 
     def _mixed(self, op, t, ftz):
         """A source of a mixed-precision instruction (`add.f32.bf16`): 16 bits widened, or float32."""
-        return self._in(op, "f4", ftz) if t == "f32" else self.let(f"nx.{t}_to_f32({self.arr(op, 'u2')})")
+        return self._in(op, "f4", ftz) if t == "f32" else self.let(f"hf.widen({self.arr(op, 'u2')}, {t!r})")
 
     def _arith(self, ins, p, symbol, directed):
         t, rnd, ftz, sat = self._float(p)
@@ -47,33 +74,35 @@ class BlockCompiler(Blocks):
             self.binary(ins, "f8", f"{{a}} {symbol} {{b}}" if rnd == "rn" else directed.replace("32_", "64_").replace("{mode}", rnd))
         elif t == "f32x2":
             self._packed(ins, f"{{a}} {symbol} {{b}}" if rnd == "rn" else directed.replace("{mode}", rnd), ftz)
-        elif t in ("f16x2", "bf16x2"):
-            a, b = (self.val(s, "u4") for s in src)
-            self.put(d, f"map16(lambda x, y: x {symbol} y, {t!r}, {a}, {b})", "u4")
-        elif t in ("f16", "bf16"):
-            a, b = (self.arr(s, "u2") for s in src)
-            self.put(d, f"map16s(lambda x, y: x {symbol} y, {t!r}, {a}, {b})", "u2")
-        elif "sat" in p:
-            self.binary(ins, "i4", "nx.add_sat_s32({a}, {b})" if symbol == "+" else "nx.add_sat_s32({a}, -{b})")
+        elif t.startswith(("f16", "bf16")):
+            self._half("map16", ins, t, fn=f"lambda x, y: x {symbol} y", ftz=ftz, sat=sat)
+        elif sat:
+            if t != "s32" or symbol == "*":
+                raise Unsupported(f"instruction {ins.opcode}")
+            self.binary(ins, "i4", f"nx.add_sat_s32({{a}}, {{b}}, {symbol == '-'})")
         else:
             self.binary(ins, DTYPE[t], "{a} %s {b}" % symbol)
+
+    def _half(self, name, ins, t, fn=None, **flags):
+        """One value of 16 bits, or two in a word, by the function of that name in half.py."""
+        d, *src = ins.ops
+        dt = "u4" if t.endswith("x2") else "u2"
+        args = [*([fn] if fn else []), repr(t), *(self.arr(s, dt) for s in src), *(f"{k}=True" for k, v in flags.items() if v)]
+        self.put(d, f"hf.{name}{'' if dt == 'u4' else 's'}({', '.join(args)})", dt)
 
     def _packed(self, ins, expr, ftz=False):
         """f32x2: two floats in a 64-bit register."""
         d, *src = ins.ops
         src = [self.let(f"{self.arr(s, 'u8')}.view(f4)") for s in src]
+        src = [self.let(f"ftz({s})") for s in src] if ftz else src
         e = expr.format(**dict(zip("abc", src)))
         self.put(d, f"asf4({'ftz(' + e + ')' if ftz else e}).view(u8)", "u8")
 
     def op_add(self, ins, p, ops):
-        if "cc" in p:
-            raise Unsupported("carry arithmetic (add.cc)")
-        self._arith(ins, p, "+", "nx.add32_directed({a}, {b}, '{mode}')")
+        self._arith(ins, p, "+", "rd.add32_directed({a}, {b}, '{mode}')")
 
     def op_sub(self, ins, p, ops):
-        if "cc" in p:
-            raise Unsupported("carry arithmetic (sub.cc)")
-        self._arith(ins, p, "-", "nx.add32_directed({a}, -{b}, '{mode}')")
+        self._arith(ins, p, "-", "rd.add32_directed({a}, -{b}, '{mode}')")
 
     def op_mul(self, ins, p, ops):
         t = p[-1]
@@ -86,7 +115,7 @@ class BlockCompiler(Blocks):
             d, a, b = ops
             self.put(d, f"nx.mulhi({self.arr(a, DTYPE[t])}, {self.val(b, DTYPE[t])})", DTYPE[t])
         else:
-            self._arith(ins, p, "*", "nx.mul32_directed({a}, {b}, '{mode}')")
+            self._arith(ins, p, "*", "rd.mul32_directed({a}, {b}, '{mode}')")
 
     def op_mul24(self, ins, p, ops):
         if "lo" not in p:
@@ -95,10 +124,10 @@ class BlockCompiler(Blocks):
 
     def op_mad(self, ins, p, ops):
         t, (d, a, b, c) = p[-1], ops
-        if "cc" in p:
-            raise Unsupported("carry arithmetic (mad.cc)")
         if t in ("f32", "f64"):
             return self.op_fma(ins, p, ops)
+        if "sat" in p:
+            raise Unsupported(f"instruction {ins.opcode}")
         dt = DTYPE[t]
         if "wide" in p:
             wide = f"{dt[0]}{2 * SIZE[dt]}"
@@ -114,17 +143,13 @@ class BlockCompiler(Blocks):
         if t == "f32" or (t in ("bf16", "f16") and "f32" in p):
             a, b = (self._mixed(x, t, ftz) for x in (a, b))
             c = self._in(c, "f4", ftz)
-            self._finish(d, f"fma32({a}, {b}, {c})" if rnd == "rn" else f"nx.fma32_directed({a}, {b}, {c}, {rnd!r})", ftz, sat)
+            self._finish(d, f"fma32({a}, {b}, {c})" if rnd == "rn" else f"rd.fma32_directed({a}, {b}, {c}, {rnd!r})", ftz, sat)
         elif t == "f64":
-            self.put(d, f"nx.fma64({self.arr(a, 'f8')}, {self.arr(b, 'f8')}, {self.arr(c, 'f8')}, {rnd!r})", "f8")
+            self.put(d, f"rd.fma64({self.arr(a, 'f8')}, {self.arr(b, 'f8')}, {self.arr(c, 'f8')}, {rnd!r})", "f8")
         elif t == "f32x2":
-            self._packed(ins, "fma32({a}, {b}, {c})" if rnd == "rn" else "nx.fma32_directed({a}, {b}, {c}, '%s')" % rnd, ftz)
-        elif t in ("f16x2", "bf16x2"):
-            a, b, c = (self.arr(x, "u4") for x in (a, b, c))
-            self.put(d, f"nx.fma16x2({t!r}, {'relu' in p}, {a}, {b}, {c})", "u4")
+            self._packed(ins, "fma32({a}, {b}, {c})" if rnd == "rn" else "rd.fma32_directed({a}, {b}, {c}, '%s')" % rnd, ftz)
         else:
-            a, b, c = (self.arr(x, "u2") for x in (a, b, c))
-            self.put(d, f"nx.fma16({t!r}, {'relu' in p}, {a}, {b}, {c}).astype(u2)", "u2")
+            self._half("fma16", ins, t, relu="relu" in p, ftz=ftz, sat=sat)
 
     def _minmax(self, ins, p, which):
         t = p[-1]
@@ -138,12 +163,8 @@ class BlockCompiler(Blocks):
             if len(args) == 3:
                 e = f"{name}({e}, {args[2]})"
             self.put(d, e, dt)
-        elif t in ("f16x2", "bf16x2"):
-            d, a, b = ins.ops
-            self.put(d, f"map16({name}, {t!r}, {self.val(a, 'u4')}, {self.val(b, 'u4')})", "u4")
-        elif t in ("f16", "bf16"):
-            d, a, b = ins.ops
-            self.put(d, f"map16s({name}, {t!r}, {self.arr(a, 'u2')}, {self.arr(b, 'u2')})", "u2")
+        elif t.startswith(("f16", "bf16")):
+            self._half("map16", ins, t, fn=name, ftz="ftz" in p)
         elif t in ("u16x2", "s16x2"):
             raise Unsupported(f"instruction {ins.opcode}")
         else:
@@ -156,23 +177,24 @@ class BlockCompiler(Blocks):
     def op_min(self, ins, p, ops):
         self._minmax(ins, p, "min")
 
-    def op_neg(self, ins, p, ops):
-        t = p[-1]
-        if t in ("f16x2", "bf16x2"):
-            self.put(ops[0], f"{self.val(ops[1], 'u4')} ^ {self.const(0x80008000, 'u4')}", "u4")
-        elif t in ("f16", "bf16"):
-            self.put(ops[0], f"{self.val(ops[1], 'u2')} ^ {self.const(0x8000, 'u2')}", "u2")
+    def _sign(self, ins, p, symbol, bits, number):
+        """neg and abs: of floats the sign bit alone, a NaN's too."""
+        d, a = ins.ops
+        t, ftz = p[-1], "ftz" in p
+        if t.startswith(("f16", "bf16")):
+            dt, mask = ("u4", bits << 16 | bits) if t.endswith("x2") else ("u2", bits)
+            if ftz:
+                a = self.let(f"hf.{'map16' if dt == 'u4' else 'map16s'}(lambda x: x, {t!r}, {self.arr(a, dt)}, ftz=True)")
+            self.put(d, f"{self.val(a, dt) if not ftz else a} {symbol} {self.const(mask, dt)}", dt)
         else:
-            self.put(ops[0], f"-{self.arr(ops[1], DTYPE[t])}", DTYPE[t])
+            value = self._in(a, "f4", ftz) if t == "f32" and isinstance(a, Reg) else self.arr(a, DTYPE[t])
+            self.put(d, number.format(value), DTYPE[t])
+
+    def op_neg(self, ins, p, ops):
+        self._sign(ins, p, "^", 0x8000, "-{}")
 
     def op_abs(self, ins, p, ops):
-        t = p[-1]
-        if t in ("f16x2", "bf16x2"):
-            self.put(ops[0], f"{self.val(ops[1], 'u4')} & {self.const(0x7FFF7FFF, 'u4')}", "u4")
-        elif t in ("f16", "bf16"):
-            self.put(ops[0], f"{self.val(ops[1], 'u2')} & {self.const(0x7FFF, 'u2')}", "u2")
-        else:
-            self.put(ops[0], f"abs({self.arr(ops[1], DTYPE[t])})", DTYPE[t])
+        self._sign(ins, p, "&", 0x7FFF, "abs({})")
 
     def _unary_f(self, ins, p, expr, post_ftz=True):
         t = p[-1]
@@ -182,10 +204,8 @@ class BlockCompiler(Blocks):
             self._finish(ins.ops[0], e, ftz and post_ftz, False)
         elif t == "f64":
             self.put(ins.ops[0], f"({expr.format(a=self.arr(ins.ops[1], 'f8'))}).astype(f8)", "f8")
-        elif t in ("f16x2", "bf16x2"):
-            self.put(ins.ops[0], f"map16(lambda x: {expr.format(a='x')}, {t!r}, {self.arr(ins.ops[1], 'u4')})", "u4")
         else:
-            self.put(ins.ops[0], f"map16s(lambda x: {expr.format(a='x')}, {t!r}, {self.arr(ins.ops[1], 'u2')})", "u2")
+            self._half("map16", ins, t, fn=f"lambda x: {expr.format(a='x')}", ftz="ftz" in p)
 
     def op_ex2(self, ins, p, ops):
         self._unary_f(ins, p, "ex2({a})")
@@ -193,14 +213,24 @@ class BlockCompiler(Blocks):
     def op_lg2(self, ins, p, ops):
         self._unary_f(ins, p, "lg2({a})")
 
+    def _rounded(self, ins, p, nearest, directed):
+        """rcp, sqrt: to nearest by NumPy, else by the function of rounding.py; an `.approx` is nearest, within its error."""
+        mode = next((x for x in p if x in ("rz", "rm", "rp")), None)
+        if p[-1] == "f64" and {"approx", "ftz"} <= set(p):
+            self.put(ins.ops[0], f"rd.high_half64(lambda x: {nearest.format(a='x')}, {self.arr(ins.ops[1], 'f8')})", "f8")
+        elif mode:
+            self._unary_f(ins, p, f"rd.{directed}{'64' if p[-1] == 'f64' else '32'}({{a}}, {mode!r})")
+        else:
+            self._unary_f(ins, p, nearest)
+
     def op_rcp(self, ins, p, ops):
-        self._unary_f(ins, p, "(one / {a})")
+        self._rounded(ins, p, "(one / {a})", "rcp")
 
     def op_sqrt(self, ins, p, ops):
-        self._unary_f(ins, p, "npsqrt({a})")
+        self._rounded(ins, p, "npsqrt({a})", "sqrt")
 
     def op_rsqrt(self, ins, p, ops):
-        self._unary_f(ins, p, "asf4(one / npsqrt({a}.astype(f8)))" if p[-1] == "f32" else "(one / npsqrt({a}))")
+        self._rounded(ins, p, "asf4(one / npsqrt({a}.astype(f8)))" if p[-1] == "f32" else "(one / npsqrt({a}))", None)
 
     def op_sin(self, ins, p, ops):
         self._unary_f(ins, p, "npsin({a})")
@@ -212,19 +242,18 @@ class BlockCompiler(Blocks):
         self._unary_f(ins, p, "asf4(nptanh({a}.astype(f8)))")
 
     def op_div(self, ins, p, ops):
-        t = p[-1]
-        if t == "f32":
-            ftz = "ftz" in p
-            self._finish(
-                ops[0],
-                f"{self._in(ops[1], 'f4', ftz) if isinstance(ops[1], Reg) else self.arr(ops[1], 'f4')} / {self._in(ops[2], 'f4', ftz)}",
-                ftz,
-                False,
-            )
-        elif t == "f64":
-            self.put(ops[0], f"{self.arr(ops[1], 'f8')} / {self.val(ops[2], 'f8')}", "f8")
+        t, ftz = p[-1], "ftz" in p
+        d, a, b = ops
+        mode = next((x for x in p if x in ("rz", "rm", "rp")), None)
+        if t not in ("f32", "f64"):
+            self.put(d, f"nx.idiv({self.arr(a, DTYPE[t])}, {self.arr(b, DTYPE[t])})", DTYPE[t])
+            return
+        x, y = (self._in(v, DTYPE[t], ftz) if isinstance(v, Reg) else self.arr(v, DTYPE[t]) for v in (a, b))
+        if mode:
+            expr = f"rd.div{t[1:]}({x}, {y}, {mode!r})"
         else:
-            self.put(ops[0], f"nx.idiv({self.arr(ops[1], DTYPE[t])}, {self.arr(ops[2], DTYPE[t])})", DTYPE[t])
+            expr = f"nx.div_approx({x}, {y})" if "approx" in p else f"{x} / {y}"
+        self._finish(d, expr, ftz, False, DTYPE[t])
 
     def op_rem(self, ins, p, ops):
         self.put(ops[0], f"nx.irem({self.arr(ops[1], DTYPE[p[-1]])}, {self.arr(ops[2], DTYPE[p[-1]])})", DTYPE[p[-1]])
@@ -330,15 +359,17 @@ class BlockCompiler(Blocks):
     def op_slct(self, ins, p, ops):
         dt, ct = DTYPE[p[-2]], DTYPE[p[-1]]
         d, a, b, c = ops
-        self.put(d, f"where({self.arr(c, ct)} >= 0, {self.arr(a, dt)}, {self.val(b, dt)})", dt)
+        self.put(d, f"where({self._in(c, ct, 'ftz' in p)} >= 0, {self.arr(a, dt)}, {self.val(b, dt)})", dt)
 
     def _compare(self, p, a, b):
         t, cmp = p[-1], p[1]
         if cmp in ("lo", "ls", "hi", "hs"):
             t = "u" + t[1:]
         if t in ("f16", "bf16"):
-            conv = "nx.f16_to_f32" if t == "f16" else "nx.bf16_to_f32"
-            x, y, dt = self.let(f"{conv}({self.arr(a, 'u2')})"), self.let(f"{conv}({self.arr(b, 'u2')})"), "f4"
+            x, y = (self.let(f"hf.widen({self.arr(v, 'u2')}, {t!r})") for v in (a, b))
+            dt = "f4"
+            if "ftz" in p:
+                x, y = (self.let(f"hf.flush({v}, {t!r})") for v in (x, y))
         else:
             dt = DTYPE[t]
             x, y = self.arr(a, dt), self.val(b, dt)
@@ -356,27 +387,31 @@ class BlockCompiler(Blocks):
                 e = f"({e}) | ({x} != {x}) | ({y} != {y})"
         return self.let(e)
 
-    def op_setp(self, ins, p, ops):
-        d, a, b, *c = ops
+    def _condition(self, p, src):
+        """(comparison, its negation) of setp and set, each combined with a third operand where there is one."""
+        a, b, *c = src
         r = self._compare(p, a, b)
         combine = next((x for x in p if x in ("and", "or", "xor")), None)
-        neg = None
-        if combine:
-            s, q = {"and": "&", "or": "|", "xor": "^"}[combine], self.arr(c[0], "?")
-            neg = self.let(f"~{r} {s} {q}")
-            r = self.let(f"{r} {s} {q}")
+        if not combine:
+            return r, None
+        s, q = {"and": "&", "or": "|", "xor": "^"}[combine], self.arr(c[0], "?")
+        return self.let(f"{r} {s} {q}"), self.let(f"~{r} {s} {q}")
+
+    def op_setp(self, ins, p, ops):
+        d = ops[0]
+        r, other = self._condition(p, ops[1:])
         if isinstance(d, Pair):
-            second = neg or self.let(f"~{r}")
+            second = other or self.let(f"~{r}")
             self.put(d.first, r, "?")
             self.put(d.second, second, "?")
         else:
             self.put(d, r, "?")
 
     def op_set(self, ins, p, ops):
-        d, a, b = ops[:3]
-        r = self._compare((p[0], p[1], p[-1]), a, b)
+        r, _ = self._condition((*p[:-2], p[-1]), ops[1:])
         dt = DTYPE[p[-2]]
-        self.put(d, f"where({r}, {self.const(1.0 if dt == 'f4' else -1 if dt[0] == 'i' else 0xFFFFFFFF, dt)}, {self.const(0, dt)})", dt)
+        one = 1.0 if dt == "f4" else -1 if dt[0] == "i" else 0xFFFFFFFF
+        self.put(ops[0], f"where({r}, {self.const(one, dt)}, {self.const(0, dt)})", dt)
 
     def op_cvta(self, ins, p, ops):
         space = p[2] if p[1] == "to" else p[1]
@@ -397,40 +432,45 @@ class BlockCompiler(Blocks):
         irnd = next((x for x in p if x in ("rni", "rzi", "rmi", "rpi")), None)
         d, a = ops[0], ops[1]
         if to in ("f16x2", "bf16x2") and frm == "f32":
-            self.put(d, f"cvt16x2({self.val(a, 'f4')}, {self.val(ops[2], 'f4')}, {to!r}, {rnd!r}, {'relu' in p})", "u4")
+            a, b = (f"relu({v})" if "relu" in p else v for v in (self.arr(x, "f4") for x in ops[1:]))
+            self.put(d, f"hf.cvt16x2({a}, {b}, {to!r}, {rnd!r})", "u4")
             return
         if to not in DTYPE or frm not in DTYPE or to.endswith("x2") or frm.endswith("x2") or to == "tf32":
             raise Unsupported(f"instruction {ins.opcode}")
         fd, td = DTYPE[frm], DTYPE[to]
         if frm in ("f16", "bf16"):
-            x, fd, wasfloat = self.let(f"nx.{'f16' if frm == 'f16' else 'bf16'}_to_f32({self.arr(a, 'u2')})"), "f4", True
+            x, fd = self.let(f"hf.widen({self.arr(a, 'u2')}, {frm!r})"), "f4"
         else:
-            x, wasfloat = self.arr(a, fd), fd[0] == "f"
+            x = self._in(a, fd, "ftz" in p and fd == "f4")
+            x = self.arr(a, fd) if isinstance(a, Imm) else x
         if to in ("f16", "bf16"):
-            x = x if fd == "f4" else self.let(f"{x}.astype(f4)")
-            if "relu" in p:
-                x = self.let(f"maximum({x}, zero)")
-            self.put(d, f"nx.f32_to_{to}({x}, {rnd or 'rn'!r}).astype(u2)", "u2")
-        elif wasfloat and td[0] == "f":
+            self._to_half(d, x, fd, to, rnd or irnd or "rn", p)
+        elif fd[0] == "f" and td[0] == "f":
             e = f"{x}.astype({td})" if fd != td else x
             if irnd:
-                e = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[irnd] + f"({e})"
+                e = f"{ROUND_INT[irnd]}({e})"
             elif fd == "f8" and td == "f4" and rnd in ("rm", "rp", "rz"):
-                e = f"nx._directed({x}, np_zeros_like({x}), {rnd!r})"
+                e = f"rd.float_to_float32({x}, {rnd!r})"
             self._finish(d, e, "ftz" in p and td == "f4", "sat" in p, td)
-        elif wasfloat:
+        elif fd[0] == "f":
             self._put_int(d, f"nx.float_to_int({x}, {td!r}, {irnd or 'rzi'!r})", td)
         elif td[0] == "f":
-            self.put(d, self._int_to_float(x, fd, td, rnd or "rn"), td)
+            self.put(d, f"rd.int_to_float{8 * SIZE[td]}({x}, {rnd!r})" if rnd in ("rm", "rp", "rz") else f"{x}.astype({td})", td)
         elif "sat" in p:
             self._put_int(d, f"nx.int_sat({x}, {td!r})", td)
         else:
             self._put_int(d, f"{x}.astype({td})" if fd != td else x, td)
 
-    def _int_to_float(self, x, fd, td, rnd):
-        if td == "f4" and rnd in ("rm", "rp", "rz"):
-            return f"nx._directed({x}.astype(f8), np_zeros_like({x}.astype(f8)), {rnd!r})"
-        return f"{x}.astype({td})"
+    def _to_half(self, d, x, fd, to, mode, p):
+        """cvt to f16 or bf16; float64 and integers come by way of an odd float32, which loses nothing that rounding needs."""
+        if fd != "f4":
+            x = self.let(f"hf.to_f32_odd({x}.astype(f8))")
+        if mode in ROUND_INT:  # to an integral value of the same type
+            x, mode = self.let(f"{ROUND_INT[mode]}({x})"), "rn"
+        for name in ("relu", "sat"):
+            if name in p:
+                x = self.let(f"{name}({x})")
+        self.put(d, f"hf.narrow({x}, {to!r}, {mode!r}).astype(u2)", "u2")
 
     def _put_int(self, d, expr, td):
         """Integer results extend by their own signedness to the register's width."""

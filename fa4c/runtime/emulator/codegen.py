@@ -10,7 +10,9 @@ import contextlib
 
 import numpy as np
 
+from . import half as hf
 from . import numerics as nx
+from . import rounding as rd
 from .errors import EmulatorError
 from .parser import Imm, Mem, Not, Reg, Sink, Special, Symbol, Vec
 
@@ -65,6 +67,8 @@ class Unsupported(Exception):
 
 class Blocks:
     """Writes the function of one block; `env` collects the constants that the text names."""
+
+    modifiers: dict = {}  # of an opcode, those that its rule heeds
 
     def __init__(self, kernel, block, full, env, memory_ops, file):
         self.k, self.b, self.full, self.env, self.mem, self.file = kernel, block, full, env, memory_ops, file
@@ -242,6 +246,9 @@ class Blocks:
             method = getattr(self, "op_" + p[0], None)
             if method is None:
                 raise Unsupported(f"instruction {ins.opcode}")
+            unknown = [x for x in p[1:] if x not in DTYPE and x not in self.modifiers.get(p[0], (x,))]
+            if unknown:
+                raise Unsupported(f"the modifier .{unknown[0]}")
             method(ins, p, ins.ops)
 
 
@@ -305,6 +312,8 @@ def base_env():
     """Names that every generated function may use."""
     return {
         "nx": nx,
+        "hf": hf,
+        "rd": rd,
         "where": np.where,
         "fma32": nx.fma32,
         "ftz": nx.ftz,
@@ -325,15 +334,11 @@ def base_env():
         "trunc": np.trunc,
         "floor": np.floor,
         "ceil": np.ceil,
-        "np_zeros_like": np.zeros_like,
         "one": np.float32(1),
         "zero": np.float32(0),
         "asf4": lambda x: np.asarray(x, np.float32),
-        "map16": nx.map16,
-        "map16s": nx.map16s,
-        "cvt16x2": nx.cvt16x2,
         "u8t": np.uint64,
-        "relu": lambda x: np.maximum(x, 0),
+        "relu": nx.relu,
         "u1": nx.U1,
         "u2": nx.U2,
         "u4": nx.U4,

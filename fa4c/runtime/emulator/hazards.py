@@ -11,21 +11,33 @@ from .clocks import Clock, join_all
 from .report import Hazard
 
 NEVER, HOST = 0, 1  # record numbers: never written; written before the launch
+SCOPES = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 4}
+GPU = SCOPES["gpu"]
 FULL = 0xFFFFFFFF
 COLLECT_EVERY = 50_000  # records between two collections
+MOST_BEFORE = 64  # unordered atomic writes that one access remembers
 
 
 _GENERIC_PROXY = ("mbarrier.init", "cp.async", "st.async")  # operations of the generic proxy: they need no proxy fence
 
 
+def includes(scope, cta, other):
+    """Whether a scope around one CTA includes another."""
+    return scope >= GPU or cta is other or (scope == SCOPES["cluster"] and cta.cluster is other.cluster)
+
+
 class Record:
-    """One executed access, by lanes of a warp (`asy` None) or by an asynchronous operation."""
+    """One executed access, by lanes of a warp (`asy` None) or by an asynchronous operation.
 
-    __slots__ = ("asy", "warp", "mask", "marr", "ep", "line", "rows", "size", "write", "strong")
+    `strong`: the scope of an atomic or strong access, else 0. `before`: numbers of atomic writes that are not ordered before
+    this one, itself an atomic write, and which it therefore does not stand for.
+    """
 
-    def __init__(self, line, write, asy=None, warp=None, mask=0, marr=None, ep=None, rows=None, size=0, strong=False):
+    __slots__ = ("asy", "warp", "mask", "marr", "ep", "line", "rows", "size", "write", "strong", "before")
+
+    def __init__(self, line, write, asy=None, warp=None, mask=0, marr=None, ep=None, rows=None, size=0, strong=0):
         self.line, self.write, self.asy, self.warp, self.mask, self.marr = line, write, asy, warp, mask, marr
-        self.ep, self.rows, self.size, self.strong = ep, rows, size, strong
+        self.ep, self.rows, self.size, self.strong, self.before = ep, rows, size, strong, ()
 
     def agent(self, lanes=None):
         if self.asy is not None:
@@ -108,6 +120,7 @@ class Hazards:
                 self.sets[k] = None
             elif members:
                 live.update(members)
+        live.update([n for k in live if k > HOST for n in self.recs[k].before])
         for k in range(2, len(self.recs)):
             if k not in live:
                 self.recs[k] = None
@@ -181,8 +194,8 @@ class Hazards:
         return self.release(F, lane_mask)
 
     # --- accesses -------------------------------------------------------------------------------------------------
-    def generic(self, F, marr, shadow, rows, size, write, line, strong=False, what="access"):
-        """Lanes of a warp access row `rows[i]` (units of `size` cells) of a shadow."""
+    def generic(self, F, marr, shadow, rows, size, write, line, strong=0, what="access", reads=False):
+        """Lanes of a warp access row `rows[i]` (units of `size` cells) of a shadow; with `reads` a write is an update."""
         w = F.warp
         parts = F.parts
         for m, clock in parts:
@@ -194,7 +207,7 @@ class Hazards:
                 act = F.marr if m != FULL else None
             r = rows if act is None else rows[act]
             rec = Record(line, write, None, w, F.mask_int(act) if act is not None else FULL, act, w.ep, rows, size, strong)
-            self._access(rec, clock, shadow, r, size, write, what)
+            self._access(rec, clock, shadow, r, size, write, what, reads)
 
     def flat(self, F, shadow, rows, size, write, line):
         """A whole warp accesses rows together (an allocation, say), not lane by lane."""
@@ -226,7 +239,7 @@ class Hazards:
 
     def async_reduce(self, op, shadow, rows, size):
         """An asynchronous reduction: atomic for each element, so it does not race with other atomics."""
-        self._access(Record(op.line, True, op, strong=True), op.clock, shadow, rows, size, True, "reduction", reads=True)
+        self._access(Record(op.line, True, op, strong=GPU), op.clock, shadow, rows, size, True, "reduction", reads=True)
 
     def _access(self, rec, clock, shadow, rows, size, write, what, reads=False):
         wv, rv = shadow.wv[size], shadow.rv[size]
@@ -238,11 +251,7 @@ class Hazards:
                 if not write or reads:
                     self._uninitialised(rec, shadow, rows, size, last, what)
             elif k != HOST:
-                old = self.recs[k]
-                if not self._ordered(old, rec, clock, shadow, rows, size) and not (
-                    write and self._ordered_by_reader(rec, clock, shadow, rows, size, rv, last == k)
-                ):
-                    self._race(rec, old, shadow, rows, size, last == k)
+                self._after_write(rec, k, clock, shadow, rows, size, last == k)
         seen = rv[rows]
         if write:
             for s in _unique(seen):
@@ -261,6 +270,18 @@ class Hazards:
                 for s in ids:
                     new[seen == s] = self._with_reader(int(s), rec, rid, clock)
                 rv[rows] = new
+
+    def _after_write(self, rec, k, clock, shadow, rows, size, hit):
+        """An access comes after write `k`, the last of the cells `hit`, and after the atomic writes that `k` does not stand for."""
+        rv = shadow.rv[size]
+        for n in (*self.recs[k].before, k):
+            old = self.recs[n]
+            if n in rec.before or self._in_order(old, rec, clock, shadow, rows, size):
+                continue
+            if self._morally_strong(old, rec):
+                rec.before = (*rec.before, n)[-MOST_BEFORE:]
+            elif not (rec.write and self._ordered_by_reader(rec, clock, shadow, rows, size, rv, hit)):
+                self._race(rec, old, shadow, rows, size, hit)
 
     def _with_reader(self, set_id, rec, rid, clock):
         keep = []
@@ -302,8 +323,18 @@ class Hazards:
         return not (behind if old.marr is None else behind & old.marr).any()
 
     def _ordered(self, old, new, clock, shadow, rows, size):
-        if old.strong and new.strong:
-            return True
+        return self._morally_strong(old, new) or self._in_order(old, new, clock, shadow, rows, size)
+
+    @staticmethod
+    def _morally_strong(old, new):
+        """Two strong accesses within each other's scope do not race."""
+        if not (old.strong and new.strong):
+            return False
+        scope = min(old.strong, new.strong)
+        return scope >= GPU or includes(scope, (old.asy or old.warp).cta, (new.asy or new.warp).cta)
+
+    def _in_order(self, old, new, clock, shadow, rows, size):
+        """True if the clock has the earlier access before the new one, or they share no cell."""
         if old.asy is not None:
             if new.asy is old.asy:
                 return True

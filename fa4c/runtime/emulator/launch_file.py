@@ -8,8 +8,8 @@ import sys
 import numpy as np
 
 from .errors import EmulatorError
+from .half import f32_to_bf16
 from .launch import Buffer, Scalar, TensorMap, launch
-from .numerics import f32_to_bf16
 from .schedule import stderr_progress
 
 _NUMPY = {

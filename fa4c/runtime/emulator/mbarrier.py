@@ -4,6 +4,7 @@ import numpy as np
 
 from .codegen import Unsupported
 from .errors import EmulatorError
+from .hazards import GPU
 from .machine import mask_array
 from .parser import Imm, Mem, Reg
 
@@ -48,7 +49,7 @@ def _touch(F, m_lanes, at, line, write=False):
             8,
             write,
             line,
-            strong=True,
+            strong=GPU,
             what="mbarrier",
         )
 

@@ -152,7 +152,7 @@ class SharedMemory:
                 F.H.report("exited-peer", f"access to the shared memory of CTA rank {r}, which has exited", (line,), (F.agent(),))
 
 
-def load_lanes(F, m, line, mem, idx, size, n, strong=False):
+def load_lanes(F, m, line, mem, idx, size, n, strong=0):
     """n consecutive elements of `size` bytes for each lane, as unsigned arrays; idx are byte indices."""
     act = m if m is not None else (None if F.mask == FULL else F.marr)
     total = size * n
@@ -169,7 +169,7 @@ def load_lanes(F, m, line, mem, idx, size, n, strong=False):
     return out
 
 
-def store_lanes(F, m, line, mem, idx, size, data, strong=False):
+def store_lanes(F, m, line, mem, idx, size, data, strong=0):
     """Store one or more elements for each lane."""
     act = m if m is not None else (None if F.mask == FULL else F.marr)
     n = len(data)

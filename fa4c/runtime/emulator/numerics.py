@@ -3,8 +3,6 @@
 Every function takes and returns NumPy arrays (or NumPy scalars) and never changes its arguments: registers share arrays.
 """
 
-import math
-
 import numpy as np
 
 U1, U2, U4, U8 = np.dtype("u1"), np.dtype("u2"), np.dtype("u4"), np.dtype("u8")
@@ -15,98 +13,7 @@ _TIE, _LOW29 = np.uint64(0x10000000), np.uint64(0x1FFFFFFF)
 where = np.where
 
 
-# --- 16-bit formats -------------------------------------------------------------------------------------------------
-def bf16_to_f32(u2):
-    """bf16 bits (uint16) to float32."""
-    return (u2.astype(U4) << np.uint32(16)).view(F4)
-
-
-def f32_to_bf16(f, mode="rn"):
-    """float32 to bf16 bits in the low half of a uint32."""
-    u = f.view(U4)
-    if mode == "rz":
-        r = u >> np.uint32(16)
-    else:
-        r = (u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    nan = f != f
-    return where(nan, np.uint32(0x7FFF), r) if nan.any() else r
-
-
-def f32_to_f16(f, mode="rn"):
-    """float32 to f16 bits in the low half of a uint32."""
-    h = f.astype(F2)
-    if mode == "rz":
-        over = np.abs(h.astype(F4)) > np.abs(f)
-        h = where(over, np.nextafter(h, np.float16(0)), h)
-    r = h.view(U2).astype(U4)
-    nan = f != f
-    return where(nan, np.uint32(0x7FFF), r) if nan.any() else r
-
-
-def f16_to_f32(u2):
-    """f16 bits (uint16) to float32."""
-    return u2.view(F2).astype(F4)
-
-
-def pack16(hi, lo):
-    """Two 16-bit values in uint32 to one 32-bit word."""
-    return (hi << np.uint32(16)) | lo
-
-
-def halves(u4):
-    """(low, high) 16-bit halves of a word as uint16 arrays."""
-    return (u4 & np.uint32(0xFFFF)).astype(U2), (u4 >> np.uint32(16)).astype(U2)
-
-
-def cvt16x2(a, b, fmt, mode="rn", relu=False, satfinite=False):
-    """cvt.{rn,rz}.{bf16x2,f16x2}.f32 d, a, b: a is the high half."""
-    if relu:
-        a, b = where(a <= 0, np.float32(0), a), where(b <= 0, np.float32(0), b)  # a NaN stays one
-    conv = f32_to_bf16 if fmt == "bf16x2" else f32_to_f16
-    return pack16(conv(a, mode), conv(b, mode))
-
-
-def map16(fn, fmt, *words):
-    """Apply a float32 function to both halves of packed 16-bit words, rounding each half once."""
-    load, store = (bf16_to_f32, f32_to_bf16) if fmt.startswith("bf16") else (f16_to_f32, f32_to_f16)
-    parts = [halves(w) for w in words]
-    lo = store(np.asarray(fn(*(load(p[0]) for p in parts)), F4))
-    hi = store(np.asarray(fn(*(load(p[1]) for p in parts)), F4))
-    return pack16(hi, lo)
-
-
-def map16s(fn, fmt, *regs):
-    """The same for one 16-bit value a register."""
-    load, store = (bf16_to_f32, f32_to_bf16) if fmt.startswith("bf16") else (f16_to_f32, f32_to_f16)
-    return store(np.asarray(fn(*(load(r) for r in regs)), F4)).astype(U2)
-
-
-def fma16x2(fmt, relu, *words):
-    """fma.rn{.relu}.{f16x2,bf16x2}: each half rounded once."""
-    (al, ah), (bl, bh), (cl, ch) = (halves(w) for w in words)
-    return pack16(fma16(fmt, relu, ah, bh, ch), fma16(fmt, relu, al, bl, cl))
-
-
-def fma16(fmt, relu, a, b, c):
-    """fma.rn{.relu}.{f16,bf16} on uint16 bits, to bits in a uint32: exact up to the one rounding at the end."""
-    load = bf16_to_f32 if fmt.startswith("bf16") else f16_to_f32
-    a, b, c = (load(v).astype(F8) for v in (a, b, c))
-    s = np.asarray(_round_odd(a * b, c))
-    if load is bf16_to_f32:
-        r = f32_to_bf16(_to_f32_odd(s))
-    else:
-        r = where(s != s, np.uint32(0x7FFF), s.astype(F2).view(U2).astype(U4))
-    return where(r & np.uint32(0x8000) != 0, np.uint32(0), r) if relu else r
-
-
-def _to_f32_odd(s):
-    """float64 to float32 rounded to odd, so that a later rounding to 16 bits is the correct one."""
-    r = s.astype(F4)
-    r8, u = r.astype(F8), r.view(U4)
-    u = where(np.abs(r8) > np.abs(s), u - np.uint32(1), u)
-    return where(r8 != s, u | np.uint32(1), u).view(F4)
-
-
+# --- minimum and maximum ------------------------------------------------------------------------------------
 def fmax(a, b):
     """max.{f32,f64} and of widened 16-bit values: the number beside a NaN, +0 of two zeros with different signs."""
     return _max_zero(np.fmax(a, b), a, b)
@@ -143,8 +50,13 @@ def ftz(f):
 
 
 def sat(f):
-    """Clamp to [0, 1], NaN to 0."""
-    return where(f == f, np.minimum(np.maximum(f, np.float32(0)), np.float32(1)), np.float32(0))
+    """Clamp to [0, 1]; NaN and -0 become +0."""
+    return where(f > 0, np.minimum(f, f.dtype.type(1)), f.dtype.type(0))
+
+
+def relu(f):
+    """Negative numbers and -0 become +0, NaN stays."""
+    return where(f <= 0, f.dtype.type(0), f)
 
 
 def _two_sum(a, b):
@@ -176,90 +88,16 @@ def _round_odd(a, b):
     return where(inexact, bits + step, bits).view(F8)
 
 
-def fma32_directed(a, b, c, mode):
-    """fma.{rm,rp,rz}.f32."""
-    return _sum_directed(a.astype(F8) * b.astype(F8), np.asarray(c, F4).astype(F8), mode)
-
-
-def add32_directed(a, b, mode):
-    """add.{rm,rp,rz}.f32."""
-    return _sum_directed(np.asarray(a, F4).astype(F8), np.asarray(b, F4).astype(F8), mode)
-
-
-def mul32_directed(a, b, mode):
-    """mul.{rm,rp,rz}.f32."""
-    p = a.astype(F8) * b.astype(F8)
-    return _directed(p, np.zeros_like(p), mode)
-
-
-def _sum_directed(a, b, mode):
-    s, e = _two_sum(a, b)
-    r = _directed(s, e, mode)
-    if mode != "rm":
-        return r
-    # An exact zero is -0, but for the sum of two +0.
-    return where((s == 0) & (np.signbit(a) | np.signbit(b)), np.float32(-0.0), r)
-
-
-def _directed(s, e, mode):
-    r = s.astype(F4)
-    r8 = r.astype(F8)
-    above = (r8 > s) | ((r8 == s) & (e < 0))
-    below = (r8 < s) | ((r8 == s) & (e > 0))
-    if mode == "rz":
-        above, below = above & (r > 0), below & (r < 0)
-    down = above if mode in ("rm", "rz") else np.zeros_like(above)
-    up = below if mode in ("rp", "rz") else np.zeros_like(above)
-    r = where(down & np.isfinite(s), np.nextafter(r, np.float32(-np.inf)), r)
-    return where(up & np.isfinite(s), np.nextafter(r, np.float32(np.inf)), r)
-
-
-# --- float64 ----------------------------------------------------------------------------------------------------
-def fma64(a, b, c, mode="rn"):
-    """fma.{rn,rm,rp,rz}.f64, exact in Python integers up to the one rounding."""
-    a, b, c = np.broadcast_arrays(a, b, c)
-    return np.array([_fma64_one(*v, mode) for v in zip(a.tolist(), b.tolist(), c.tolist())], F8)
-
-
-def add64_directed(a, b, mode):
-    """add.{rm,rp,rz}.f64."""
-    return fma64(a, np.float64(1), b, mode)
-
-
-def mul64_directed(a, b, mode):
-    """mul.{rm,rp,rz}.f64."""
-    return fma64(a, b, where(np.signbit(a) != np.signbit(b), -0.0, 0.0), mode)
-
-
-def _fma64_one(a, b, c, mode):
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return a * b + c
-    if not math.isfinite(c):
-        return c
-    (an, ad), (bn, bd), (cn, cd) = (v.as_integer_ratio() for v in (a, b, c))
-    n, d = an * bn * cd + cn * ad * bd, ad * bd * cd
-    if n == 0:
-        negative = math.copysign(1, a) * math.copysign(1, b) < 0, math.copysign(1, c) < 0
-        return -0.0 if all(negative) or (mode == "rm" and any(negative)) else 0.0
-    try:
-        r = n / d
-    except OverflowError:
-        r = math.inf if n > 0 else -math.inf
-    if mode == "rn":
-        return r
-    rn, rd = r.as_integer_ratio() if math.isfinite(r) else ((1 if n > 0 else -1) << 2200, 1)
-    side = rn * d - n * rd  # of the rounded from the exact value
-    if side > 0 and (mode == "rm" or (mode == "rz" and n > 0)):
-        return math.nextafter(r, -math.inf)
-    if side < 0 and (mode == "rp" or (mode == "rz" and n < 0)):
-        return math.nextafter(r, math.inf)
-    return r
-
-
 # --- approximations ---------------------------------------------------------------------------------------------
 def ex2(f):
     """2**x in float32 (approximation error of the host below that documented for ex2.approx: 2 ulp)."""
     return np.exp2(f.astype(F8)).astype(F4)
+
+
+def div_approx(a, b):
+    """div.approx.f32: where the reciprocal would be subnormal, it counts as 0."""
+    huge = np.abs(b) > np.float32(2.0**126)
+    return where(huge & np.isfinite(b), a * np.copysign(np.float32(0), b), a / b)
 
 
 def lg2(f):
@@ -421,5 +259,7 @@ def int_sat(a, kind):
     return np.array([min(max(int(v), lo), hi) for v in a], kind)
 
 
-def add_sat_s32(a, b):
-    return np.clip(a.astype(I8) + b.astype(I8), -(2**31), 2**31 - 1).astype(I4)
+def add_sat_s32(a, b, subtract=False):
+    """add.sat.s32 or sub.sat.s32."""
+    b = b.astype(I8)
+    return np.clip(a.astype(I8) + (-b if subtract else b), -(2**31), 2**31 - 1).astype(I4)

@@ -8,6 +8,7 @@ from .errors import EmulatorError
 from .hazards import FULL
 from .machine import mask_array, mask_int
 from .parser import Pair
+from .reductions import over_lanes
 
 U4 = np.dtype("u4")
 
@@ -141,19 +142,32 @@ def op_redux(ins, program):
     op, t = ins.parts[2], ins.parts[-1]
     d, a, mem = ins.ops
     if t == "f32":
-        fn = {"min": np.fmin, "max": np.fmax}[op]
-        view = np.dtype("f4")
-    else:
-        fn = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op]
-        view = np.dtype("i4" if t == "s32" else "u4")
-    absolute = "abs" in ins.parts
+        return _redux_float(ins, op)
+    fn = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op]
+    view = np.dtype("i4" if t == "s32" else "u4")
 
     def run(F, m):
         def compute(lanes):
             sel = mask_array(lanes)
-            v = F.get(a).view(view)
-            v = np.abs(v) if absolute else v
-            F.put(d, np.full(32, fn.reduce(v[sel]), view), sel)
+            F.put(d, np.full(32, fn.reduce(F.get(a).view(view)[sel]), view), sel)
+
+        return joined(F, _members(F, mem), compute)
+
+    return run
+
+
+def _redux_float(ins, op):
+    """redux.sync.{min,max}{.abs}{.NaN}.f32."""
+    d, a, mem = ins.ops
+    if op not in ("min", "max"):
+        raise Unsupported(f"instruction {ins.opcode}")
+
+    def run(F, m):
+        def compute(lanes):
+            sel = mask_array(lanes)
+            v = F.get(a).view("f4")[sel]
+            v = np.abs(v) if "abs" in ins.parts else v
+            F.put(d, np.full(32, over_lanes(v, op, "NaN" in ins.parts)), sel)
 
         return joined(F, _members(F, mem), compute)
 
@@ -366,7 +380,7 @@ def op_fence(ins, program):
             elif "mbarrier_init" in p:
                 F.warp.published |= F.warp.inits
             elif not proxy:
-                thread_fence(F, lanes)
+                thread_fence(F, lanes, p)
         return True
 
     return run

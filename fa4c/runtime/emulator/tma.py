@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from . import reductions
 from .codegen import Unsupported
 from .errors import EmulatorError
 from .mbarrier import complete_tx, find
 from .memory import PARAM_BASE, SHARED_BASE
-from .numerics import bf16_to_f32, f32_to_bf16
 from .parser import Imm, Vec
 
 SWIZZLE_MASK = {0: 0, 32: 1, 64: 3, 128: 7}
@@ -213,26 +213,15 @@ def _completion(F, op):
     return F.H.start_clock(F.cta.cluster).with_bits(op.bits)
 
 
-_REDUCE = {
-    "add": lambda o, v: o + v,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "inc": None,
-    "dec": None,
-}
-_NUMPY = {"f32": "f4", "f64": "f8", "u32": "u4", "s32": "i4", "u64": "u8", "s64": "i8", "f16": "f2", "fp16": "f2", "b32": "u4", "b64": "u8"}
+_REDUCTIONS = ("add", "min", "max", "and", "or", "xor", "inc", "dec")
+_TYPES = {"fp16": "f16"}  # the tensor map's name: the instruction's
 
 
-def _reduce(old, new, op, dtype):
-    """op over raw bytes of a type; bf16 rounds once to nearest."""
-    if dtype == "bf16":
-        r = _REDUCE[op](bf16_to_f32(old.view("u2")), bf16_to_f32(new.view("u2")))
-        return f32_to_bf16(r).astype("u2").view("u1")
-    t = _NUMPY[dtype]
-    return _REDUCE[op](old.view(t), new.view(t)).view("u1")
+def _reduction(old, new, op, t, in_global):
+    """op over raw bytes of a type, each result rounded once."""
+    t = _TYPES.get(t, t)
+    view = reductions.VIEW[t]
+    return reductions.function(op, t, in_global)(old.view(view), new.view(view)).view("u1")
 
 
 def store_tile(F, op, d, coords, src, reduce, line):
@@ -253,7 +242,7 @@ def store_tile(F, op, d, coords, src, reduce, line):
         (F.H.async_reduce if reduce else F.H.async_write)(op, mem.shadow, rows, unit)
     if reduce:
         old = np.ascontiguousarray(view)
-        view[...] = _reduce(old.reshape(-1), new.reshape(-1), reduce, d.dtype).reshape(view.shape)
+        view[...] = _reduction(old.reshape(-1), new.reshape(-1), reduce, d.dtype, True).reshape(view.shape)
     else:
         view[...] = new
     F.counters.add("global_bytes.tma_store", new.size)
@@ -286,7 +275,7 @@ def _tensor(ins, reduce):
     rank = next(int(x[0]) for x in p if x in ("1d", "2d", "3d", "4d", "5d"))
     to_shared = any(x in ("shared::cta", "shared::cluster") for x in p[: p.index("global")]) if "global" in p else False
     multicast = any(x.startswith("multicast") for x in p)
-    rop = next((x for x in p if x in _REDUCE), None) if reduce else None
+    rop = next((x for x in p if x in _REDUCTIONS), None) if reduce else None
     pair = "cta_group::2" in p
 
     def run(F, m):
@@ -341,8 +330,8 @@ def _bulk(ins, reduce):
     by_group = "bulk_group" in p
     multicast = any(x.startswith("multicast") for x in p)
     t = p[-1] if reduce else None
-    rop = next((x for x in p if x in _REDUCE), None) if reduce else None
-    if reduce and (rop is None or _REDUCE[rop] is None or (t not in _NUMPY and t != "bf16")):
+    rop = next((x for x in p if x in _REDUCTIONS), None) if reduce else None
+    if reduce and (rop is None or t not in reductions.VIEW or reductions.function(rop, t, True) is None):
         raise Unsupported(f"instruction {ins.opcode}")
     kind = {("global", False): "bulk load", ("global", True): "bulk load"}.get((src_space, reduce)) or (
         "bulk reduction" if reduce else "bulk store" if dst_space == "global" else "bulk DSMEM copy"
@@ -401,7 +390,7 @@ def _run_bulk(F, op, n, dsts, dst_space, src, src_space, bars, rop, dtype, line)
     data = _side(F, op, src, src_space, n, line, False).copy()
     for dst, bar in zip(dsts, bars):
         out = _side(F, op, dst, dst_space, n, line, True, rop is not None)
-        out[...] = data if rop is None else _reduce(out.copy(), data, rop, dtype)
+        out[...] = data if rop is None else _reduction(out.copy(), data, rop, dtype, dst_space == "global")
         if bar is not None:
             _signal(F, op, bar, n, line)
 
