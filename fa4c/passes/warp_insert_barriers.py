@@ -323,6 +323,10 @@ class _Consumer:
         """Threads read a slot into registers: it is free behind that, unless an MMA in flight reads it too."""
         self._conflict(op, lambda g: op.target in g.writes | g.reads)
         self.unsynced.add(op.buffer)
+        if op.buffer not in self.rings:
+            raise op_diagnostic(
+                op, "reads a buffer that no TMA load fills", why="nothing would say that its content is there", fix="add a warp.tma_load"
+            )
         (key,) = self._keys(op)
         with ir.InsertionPoint(op), op.location:
             type(op)(buffer=op.buffer, state=self.states[key], target=op.target)

@@ -230,9 +230,12 @@ class _Role:
         return arith.CeilDivSIOp(arith.SubIOp(upper, lower).result, step).result
 
     def _nested_loop(self, op, count, lower, step, env) -> None:
-        if any(slot.stage for slot in body_slots(op)):
+        if any(slot.stage or slot.op.order is not None for slot in body_slots(op)):
             raise op_diagnostic(
-                op, "pipelines a loop that holds another loop", why="only innermost loops can be pipelined", fix="leave out its stages"
+                op,
+                "pipelines a loop that holds another loop",
+                why="only innermost loops can be pipelined",
+                fix="leave out its stages and orders",
             )
         loop = scf.ForOp(_index(0), count, _index(1), loc=op.location)
         with ir.InsertionPoint(loop.body):

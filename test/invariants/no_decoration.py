@@ -323,6 +323,8 @@ def _other_tensors(attribute) -> Iterator:
                 new[key] = ir.ArrayAttr.get(list(value)[::-1])
             elif isinstance(value, ir.BoolAttr):
                 new[key] = ir.BoolAttr.get(not value.value)
+            elif isinstance(value, ir.IntegerAttr):
+                new[key] = ir.IntegerAttr.get(value.type, 2 * value.value)
             elif key == "role":
                 new[key] = ir.StringAttr.get("output" if value.value == "input" else "input")
             else:
@@ -335,7 +337,7 @@ def _not_the_default(name: str, spec) -> str:
         return "true" if spec.default == "false" else "false"
     if spec.kind is ir.StringAttr:
         return '"{}"'
-    return {"stage": "1 : i64", "order": "0 : i64", "buffers": "2 : i64", "word": "1008 : i64"}[name]
+    return {"stage": "1 : i64", "order": "0 : i64", "buffers": "2 : i64", "word": "1008 : i64", "reader": "1 : i64"}[name]
 
 
 def _short(attribute) -> str:

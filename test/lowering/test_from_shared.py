@@ -13,6 +13,7 @@ from fa4c.ir import interpret_tile
 from fa4c.ir.context import new_context, parse_module
 from fa4c.ir.diagnostics import Diagnostic, from_mlir_error
 from fa4c.ir.mlir import ir
+from fa4c.passes.registry import run_pipeline
 from fa4c.runtime import execute
 
 FILE = pathlib.Path(__file__).parent / "inputs" / "from_shared.mlir.in"
@@ -116,3 +117,12 @@ def test_refused():
     refused(('%so = "tile.to_shared"(%half) : (!rout) -> !sout', again), message="a tile of shared memory that 'tile.to_shared' wrote")
     whole = ('"tile.map"(%rx, %ry)', '"tile.map"(%sx, %ry)'), ("(!r, !r) -> !acc", "(!s, !r) -> !acc")
     refused(*whole, message="reads .* element by element(.|\n)*from_shared")
+
+
+def test_a_buffer_that_nothing_fills_is_refused():
+    specialized = compiled.compile_text(text(128, 64, "bf16"), FILE.name, emit="warp", locations=False, pipeline="warp-specialize,cse")
+    load = next(line for line in specialized.splitlines() if '"warp.tma_load"' in line)
+    with new_context() as context:
+        module = parse_module(specialized.replace(load, ""), FILE.name, context)
+        with pytest.raises(Diagnostic, match="reads a buffer that no TMA load fills"):
+            run_pipeline(module, "warp-insert-barriers")
