@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "passes": {"ir", "targets"},
     "lowering": {"ir", "targets", "passes"},
     "runtime": set(),
-    "cli": {"ir", "targets", "frontend", "passes", "lowering", "runtime", "demo"},
+    "tune": {"ir", "targets", "passes", "lowering", "runtime"},
+    "cli": {"ir", "targets", "frontend", "passes", "lowering", "runtime", "tune", "demo"},
 }
 # Modules of `ir` that import no MLIR (a test says so), for parts that must start without it.
 MLIR_FREE = ("fa4c.ir.diagnostics", "fa4c.ir.expr")
@@ -108,6 +109,7 @@ def users_of(packages: set[str], part: str = "") -> list[str]:
 
 @pytest.mark.parametrize("module", [
     "fa4c", *MLIR_FREE, "fa4c.cli.main", "fa4c.frontend.variant", "fa4c.frontend.to_mlir", "fa4c.targets", "fa4c.runtime.cache",
+    "fa4c.tune.measure", "fa4c.tune.result", "fa4c.tune.gpu",
 ])
 def test_these_start_without_mlir(module):
     code = f"import {module}, sys; sys.exit('torch_mlir' in sys.modules or 'cutlass' in sys.modules)"

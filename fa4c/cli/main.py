@@ -24,6 +24,7 @@ COMMANDS = {
     "run": "run a variant or an artifact on data, and compare with the reference",
     "emulate": "execute any PTX kernel on the CPU",
     "check": "all static checks on a .mlir file of any level, or on an artifact",
+    "tune": "find the fastest configurations of a variant on a GPU",
     "passes": "list the passes with their options",
     "targets": "list the targets",
     "doctor": "what is installed here, and what each missing part costs",

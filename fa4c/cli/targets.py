@@ -21,10 +21,26 @@ def run(args: argparse.Namespace) -> None:
 
     if args.name is not None:
         for field, value in dataclasses.asdict(targets.describe(args.name)).items():
-            print(f"{field} = {value}")
+            if field != "tuned":
+                print(f"{field} = {value}")
+        for entry in targets.describe(args.name).tuned:
+            print(f"tuned: {_facts(entry['problem'])}: {', '.join(map(shape_text, entry['configurations']))} ({entry['source']})")
         return
     for name in targets.NAMES:
         target = targets.describe(name)
         print(f"{name:8} {target.status:8} {target.runs_on}. {target.description}")
         if target.refusal:
             print(f"{'':17} {target.refusal}")
+
+
+def _facts(problem: dict) -> str:
+    """Tile widths of K and V (or what else is loaded for each block), and what the mask lets through."""
+    return f"{' + '.join(map(str, problem['column_tiles']))}, keys: {problem['mask']}, {problem['special']} special functions a score"
+
+
+def shape_text(configuration: dict) -> str:
+    """A configuration of the target's data."""
+    limit = configuration.get("limit")
+    shape = "x".join(str(configuration[key]) for key in ("block_m", "block_n", "buffers"))
+    l2 = f" l2 {'/'.join(configuration['l2'])}" if "l2" in configuration else ""
+    return shape + l2 + (f" up to {limit['size']} = {limit['most']}" if limit else "")

@@ -76,7 +76,7 @@ def compiler_version() -> str:
     root = pathlib.Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for folder in ("frontend", "ir", "lowering", "passes", "targets"):
-        for source in sorted((root / folder).rglob("*.py")):
+        for source in sorted(path for kind in ("*.py", "*.json") for path in (root / folder).rglob(kind)):  # measured data count too
             digest.update(source.relative_to(root).as_posix().encode() + b"\0" + source.read_bytes())
     from .. import __version__
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 from dataclasses import dataclass
 
@@ -87,7 +88,14 @@ def describe(name: str) -> Target:
     """The description of any known target, planned ones too."""
     if name not in NAMES:
         raise Diagnostic(f"there is no target '{name}'", why=f"known targets are: {', '.join(NAMES)}", fix=nearest(name, NAMES))
-    return _overridden.get(name) or importlib.import_module(f".{name}", __name__).TARGET
+    return _overridden.get(name) or _loaded(name)
+
+
+@functools.cache
+def _loaded(name: str) -> Target:
+    from .tuned import entries
+
+    return dataclasses.replace(importlib.import_module(f".{name}", __name__).TARGET, tuned=entries(name))
 
 
 def get(name: str) -> Target:

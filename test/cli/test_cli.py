@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-COMMANDS = ("compile", "opt", "run", "emulate", "check", "passes", "targets", "doctor", "cache")
+COMMANDS = ("compile", "opt", "run", "emulate", "check", "tune", "passes", "targets", "doctor", "cache")
 
 PLAIN = """module {
   func.func @f(%a: f32) -> f32 {
