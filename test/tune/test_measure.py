@@ -92,7 +92,10 @@ def test_errors_of_files(tmp_path):
 def test_measuring_and_applying_need_no_compiler(tmp_path):
     """The whole of `--measure` and `--apply` with MLIR and the kernel DSL blocked."""
     folder(tmp_path, CANDIDATES, sizes=SIZES[:1])
-    blocked = "class Block:\n    def find_spec(self, name, *_):\n        if name.split('.')[0] in ('torch_mlir', 'cutlass'): raise ImportError(name)\n"
+    blocked = (
+        "class Block:\n    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] in ('torch_mlir', 'cutlass'): raise ImportError(name)\n"
+    )
     path = [str(tmp_path), str(tune_fakes.pathlib.Path(tune_fakes.__file__).parent)]
     code = (
         f"import sys\n{blocked}\nsys.meta_path.insert(0, Block()); sys.path[:0] = {path!r}\n"
