@@ -73,6 +73,7 @@ def leave_queue(queue: Int64):
     cute.arch.fence_acq_rel_gpu()
     left = Int32(cute.arch.atomic_add(taken + 1, Int32(1), sem="relaxed", scope="gpu"))
     if left == Int32(cute.arch.grid_dim()[0]) - 1:
+        cute.arch.fence_acq_rel_gpu()  # the other CTAs' tickets come before the reset
         cute.make_tensor(taken, cute.make_layout(2))[0] = Int32(0)
         cute.make_tensor(taken, cute.make_layout(2))[1] = Int32(0)
 ''',

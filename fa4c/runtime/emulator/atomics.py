@@ -97,14 +97,15 @@ def op_atom(ins, program):
         lanes, values = np.flatnonzero(m), a.values(F)
         if a.op == "cas" and _spins(F, a, memory, idx, lanes, values[0]):
             return False
+        own = _own_numbers(F, m)
         if memory.shadow is not None:
-            total = a.size * a.n
-            F.H.generic(F, m if not m.all() else None, memory.shadow, idx // total, total, True, a.line, a.scope, reads=a.op != "exch")
+            part, total, updates = m if not m.all() else None, a.size * a.n, a.op != "exch"
+            F.H.generic(F, part, memory.shadow, idx // total, total, True, a.line, a.scope, reads=updates, own=own)
         array = memory.views[a.size].view(np.dtype(reductions.VIEW[a.t]))
         old = [_apply(F, a, array, idx // a.size + k, lanes, values[k], not shared) for k in range(a.n)]
         if a.op != "cas" or (old[0].view(f"u{a.size}") == values[0])[lanes].any():
             F.launch.effects += 1
-        _order(F, mask_int(m), memory, idx, a.scope, a.release, a.acquire, rmw=True)
+        _order(F, mask_int(m), memory, idx, a.scope, a.release, a.acquire, rmw=True, own=own)
         a.give(F, old, m)
         F.counters.add("atomics", len(lanes) * a.n)
         if not shared:
@@ -196,15 +197,26 @@ def op_strong_st(ins, program):
     def run(F, m):
         memory, idx = resolve(F, m, ins.line, space, F.address(mem), 0, size * len(items), True)
         F.counters.store(space, memory, size * len(items), F, m)
-        _order(F, mask_int(m), memory, idx, scope, release, False, rmw=False)
-        store_lanes(F, m if not m.all() else None, ins.line, memory, idx, size, [F.get(i, size) for i in items], strong=scope)
+        own, data = _own_numbers(F, m), [F.get(i, size) for i in items]
+        store_lanes(F, m if not m.all() else None, ins.line, memory, idx, size, data, strong=scope, own=own)
+        _order(F, mask_int(m), memory, idx, scope, release, False, rmw=False, own=own)
         return True
 
     return run
 
 
 # --- clocks at locations --------------------------------------------------------------------------------------------------
-def _order(F, mask, memory, idx, scope, release, acquire, rmw, read_only=False):
+def _own_numbers(F, m):
+    """Numbers for the lanes of a strong write that a fence before it makes a release: what it publishes includes itself."""
+    if not F.H or not F.warp.specials.get("fence"):
+        return None
+    lanes = np.flatnonzero(m).tolist()
+    first = F.launch.next_op
+    F.launch.next_op += len(lanes)
+    return {lane: first + k for k, lane in enumerate(lanes)}
+
+
+def _order(F, mask, memory, idx, scope, release, acquire, rmw, read_only=False, own=None):
     """Publish and learn clocks at the locations of a strong access.
 
     `sync_clocks`: of each location (memory, byte) what was published there, {(scope, CTA): clock}; values are never changed.
@@ -224,11 +236,13 @@ def _order(F, mask, memory, idx, scope, release, acquire, rmw, read_only=False):
                 special.setdefault("seen", {}).setdefault(lane, {})[key] = known, scope
         if read_only:
             continue
-        own = (F.release(1 << lane), scope) if release else special.get("fence", {}).get(lane)
-        if own is not None:
-            reach = (min(own[1], scope), F.cta)
+        given = (F.release(1 << lane), scope) if release else special.get("fence", {}).get(lane)
+        if given is not None:
+            clock, reach = given[0], (min(given[1], scope), F.cta)
+            if own is not None:
+                clock = clock.with_bits(1 << 2 * own[lane])
             old = known.get(reach) if rmw and known else None
-            published[key] = {**(known if rmw and known else {}), reach: own[0] if old is None else old.join(own[0])}
+            published[key] = {**(known if rmw and known else {}), reach: clock if old is None else old.join(clock)}
         elif not rmw:
             published.pop(key, None)
 

@@ -30,14 +30,15 @@ class Record:
     """One executed access, by lanes of a warp (`asy` None) or by an asynchronous operation.
 
     `strong`: the scope of an atomic or strong access, else 0. `before`: numbers of atomic writes that are not ordered before
-    this one, itself an atomic write, and which it therefore does not stand for.
+    this one, itself an atomic write, and which it therefore does not stand for. `own`: of a write that a fence made a release,
+    {lane: operation number}; whoever acquires from that lane knows the number.
     """
 
-    __slots__ = ("asy", "warp", "mask", "marr", "ep", "line", "rows", "size", "write", "strong", "before")
+    __slots__ = ("asy", "warp", "mask", "marr", "ep", "line", "rows", "size", "write", "strong", "before", "own")
 
     def __init__(self, line, write, asy=None, warp=None, mask=0, marr=None, ep=None, rows=None, size=0, strong=0):
         self.line, self.write, self.asy, self.warp, self.mask, self.marr = line, write, asy, warp, mask, marr
-        self.ep, self.rows, self.size, self.strong, self.before = ep, rows, size, strong, ()
+        self.ep, self.rows, self.size, self.strong, self.before, self.own = ep, rows, size, strong, (), None
 
     def agent(self, lanes=None):
         if self.asy is not None:
@@ -194,7 +195,7 @@ class Hazards:
         return self.release(F, lane_mask)
 
     # --- accesses -------------------------------------------------------------------------------------------------
-    def generic(self, F, marr, shadow, rows, size, write, line, strong=0, what="access", reads=False):
+    def generic(self, F, marr, shadow, rows, size, write, line, strong=0, what="access", reads=False, own=None):
         """Lanes of a warp access row `rows[i]` (units of `size` cells) of a shadow; with `reads` a write is an update."""
         w = F.warp
         parts = F.parts
@@ -207,6 +208,7 @@ class Hazards:
                 act = F.marr if m != FULL else None
             r = rows if act is None else rows[act]
             rec = Record(line, write, None, w, F.mask_int(act) if act is not None else FULL, act, w.ep, rows, size, strong)
+            rec.own = own
             self._access(rec, clock, shadow, r, size, write, what, reads)
 
     def flat(self, F, shadow, rows, size, write, line):
@@ -349,6 +351,9 @@ class Hazards:
         behind = old.ep > known
         if old.marr is not None:
             behind = behind & old.marr
+        if old.own is not None and behind.any():
+            behind = behind.copy()
+            behind[[lane for lane, number in old.own.items() if clock.knows(2 * number)]] = False
         if not behind.any():
             return True
         return not self._lanes_meet(old, behind, new, rows, size)

@@ -169,7 +169,7 @@ def load_lanes(F, m, line, mem, idx, size, n, strong=0):
     return out
 
 
-def store_lanes(F, m, line, mem, idx, size, data, strong=0):
+def store_lanes(F, m, line, mem, idx, size, data, strong=0, own=None):
     """Store one or more elements for each lane."""
     act = m if m is not None else (None if F.mask == FULL else F.marr)
     n = len(data)
@@ -180,7 +180,10 @@ def store_lanes(F, m, line, mem, idx, size, data, strong=0):
         rows = idx >> _LOG2[total]
         _same_instruction(F, act, mem, rows, total, data, line)
         F.H.same_value = lambda: _changes_nothing(mem, idx, size, data, act)
-        F.H.generic(F, m, mem.shadow, rows, total, True, line, strong) if total <= 16 else _wide(F, m, mem, idx, total, True, line, strong)
+        if total <= 16:
+            F.H.generic(F, m, mem.shadow, rows, total, True, line, strong, own=own)
+        else:
+            _wide(F, m, mem, idx, total, True, line, strong)
         F.H.same_value = None
     base = idx >> _LOG2[size]
     v = mem.views[size]
