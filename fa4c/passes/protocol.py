@@ -4,11 +4,12 @@ An agent is a producer warp or one compute warpgroup. Scalars are evaluated for 
 blocks, or is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals and bytes are in; a wait for parity p returns once
 the phase of that parity has completed; wgmma is in flight until a wait_group retires it, and a wgmma.fence orders it behind other
 accesses to its registers; writes of threads reach the async proxy by a fence and a barrier; shared memory must stay until the TMA stores
-that read it are done.
+that read it are done, and until all warpgroups' MMAs that read it are known to be.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -16,9 +17,10 @@ from ..ir import warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from .sampled_scalars import SampledScalars
+from . import shared_exchange
+from .sampled_scalars import SampledScalars, counted_dims
 
-_SAMPLES = 8
+_SAMPLES = 16
 _MAX_STEPS = 20000
 
 
@@ -27,7 +29,7 @@ def check(kernel) -> None:
     rng = random.Random(0)  # fixed: the same kernel gets the same verdict
     program = _Program(kernel)
     for sample in range(_SAMPLES):
-        _Machine(program, SampledScalars(rng, sample)).run()
+        _Machine(program, SampledScalars(rng, sample, counted=program.counted)).run()
 
 
 def byte_range(buffer) -> tuple[int, int]:
@@ -49,6 +51,8 @@ class _Program:
         self.buffers = [op.out for op in operations if isinstance(op, warp.BufferOp)]
         self.overlapping = {a: [b for b in self.buffers if b != a and _overlap(byte_range(a), byte_range(b))] for a in self.buffers}
         self._values = {}
+        self.exchanged = {role: shared_exchange.exchanged(role) for role in self.roles}
+        self.counted = {dim for role in self.roles for dim in counted_dims(role)}
         self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
 
     def values_in(self, op) -> list:
@@ -88,6 +92,17 @@ class _Slot:
 
 
 @dataclass
+class _Cell:
+    """One slot of a buffer, as one agent wrote and read it."""
+
+    version: int = 0  # how often it was written
+    visible_from: float = 0  # the role's barrier from which on the last write may be read; inf until it is fenced
+    fenced: bool = True
+    reads: int = 0  # MMAs that read this version
+    free_from: int = 0  # the role's barrier from which on the last read is known to be complete
+
+
+@dataclass
 class _Place:
     """A state operand: slot, parity, and what its agent did with the slot."""
 
@@ -122,8 +137,10 @@ class _Agent:
         self.machine, self.role, self.group, self.warps = machine, role, group, warps
         self.scalars = machine.scalars.fork()
         self.places = {}
-        self.in_flight = []  # groups: (written fragments, read fragments, [(slot, buffer)])
-        self.open_group = [set(), set(), []]
+        self.in_flight = []  # groups: (written fragments, read fragments, [(slot, buffer)], [(buffer, slot)])
+        self.open_group = [set(), set(), [], []]
+        self.cells = {}  # (buffer, slot) -> _Cell, of buffers that MMAs read and this role's threads write
+        self.group_barriers = 0
         self.fenced, self.synced = set(), set()  # buffers written here: after the proxy fence, after the barrier
         self.wrote, self.unread = set(), {}  # buffers written here, and by which operation if nothing read them since
         self.fence_seen, self.unfenced = False, set()  # fragments accessed since the last wgmma.fence
@@ -378,7 +395,7 @@ class _Machine:
         if not place.waited or place.released:
             raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
         slot = self.slot(place)
-        for _, _, reads in [*agent.in_flight, agent.open_group]:
+        for _, _, reads, _ in [*agent.in_flight, agent.open_group]:
             if any(s is slot for s, _ in reads):
                 raise op_diagnostic(
                     op,
@@ -422,12 +439,12 @@ class _Machine:
         for buffer, state in ((op.a, op.a_state), (op.b, op.b_state)):
             if space_of(buffer.type) != "smem":
                 continue
-            if state is None:
-                self._check_ready(agent, op, buffer)
+            if state is None or warp.is_slot_number(state):
+                self._read_written(agent, op, buffer, 0 if state is None else agent.scalars.value(state))
                 continue
             reads.append((self._check_slot(agent, op, buffer, state), buffer))
         a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
-        for written, read, _ in [*agent.in_flight, agent.open_group]:
+        for written, read, *_ in [*agent.in_flight, agent.open_group]:
             if written & a_fragment or op.acc in read:
                 raise op_diagnostic(
                     op,
@@ -483,15 +500,36 @@ class _Machine:
             raise op_diagnostic(op, "synchronises lanes that read nothing", why="no load into registers came before it", fix="remove it")
         agent.unsynced = []
 
-    def _check_ready(self, agent, op, buffer) -> None:
-        agent.unread.pop(buffer, None)
-        if buffer not in agent.synced:
-            raise op_diagnostic(
-                op,
-                "reads a buffer that its warpgroup's writes have not reached",
-                why="writes of threads reach wgmma by a fence and a barrier",
-                fix="put warp.fence_async and warp.barrier after the write",
-            )
+    def _read_written(self, agent, op, buffer, number: int) -> None:
+        """An MMA reads a slot that threads of the role write: all writers whose part it reads must have written it as often as this one."""
+        agent.unread.pop((buffer, number), None)
+        if not 0 <= number < buffer.type.shape[0]:
+            raise op_diagnostic(op, f"reads slot {number} of a buffer that has {buffer.type.shape[0]}", fix="give it more stages")
+        own = agent.cells.setdefault((buffer, number), _Cell())
+        for other in self._sharers(agent, op, buffer):
+            theirs = other.cells.get((buffer, number), _Cell())
+            if not theirs.version or theirs.version != own.version or self._barriers(agent, buffer) < theirs.visible_from:
+                raise op_diagnostic(
+                    op,
+                    "reads a buffer that "
+                    + ("its warpgroup's writes have" if other is agent else f"the writes of role {other.name} have")
+                    + " not reached",
+                    why="writes of threads reach wgmma by a fence and a barrier",
+                    fix="put warp.fence_async and warp.barrier after the write",
+                )
+        own.reads += 1
+        own.free_from = math.inf
+        agent.open_group[3].append((buffer, number))
+
+    def _sharers(self, agent, op, buffer) -> list:
+        """The agents whose parts of the buffer this MMA reads."""
+        of_role = [a for a in self.agents if a.role == agent.role]
+        return [agent] if shared_exchange.reads_own_part(op, buffer, len(of_role)) else of_role
+
+    def _barriers(self, agent, buffer) -> int:
+        """How many barriers of those that matter for the buffer the agent has passed."""
+        narrow = self.program.exchanged[agent.role].get(buffer) == "warpgroup"
+        return agent.group_barriers if narrow else self.epoch.get(agent, 0)
 
     def fence(self, agent, op) -> None:
         agent.fence_seen, agent.unfenced = True, set()
@@ -506,15 +544,18 @@ class _Machine:
         if not agent.open_group[0]:
             raise op_diagnostic(op, "closes a group without MMAs", why="there was no warp.wgmma since the last one", fix="remove it")
         agent.in_flight.append(tuple(agent.open_group))
-        agent.open_group = [set(), set(), []]
+        agent.open_group = [set(), set(), [], []]
 
     def wgmma_wait(self, agent, op) -> None:
         done = max(0, len(agent.in_flight) - op.pending.value)
+        read = {cell for group in agent.in_flight[:done] for cell in group[3]}
         agent.in_flight = agent.in_flight[done:]
+        for cell in read - {cell for group in [*agent.in_flight, agent.open_group] for cell in group[3]}:
+            agent.cells[cell].free_from = self._barriers(agent, cell[0]) + 1
 
     def touch(self, agent, op) -> None:
         read, written = fragments_touched(op)
-        for acc, operand, _ in [*agent.in_flight, agent.open_group]:
+        for acc, operand, *_ in [*agent.in_flight, agent.open_group]:
             if acc & (read | written) or operand & written:
                 what = "reads or writes an accumulator of" if acc & (read | written) else "overwrites an operand of"
                 raise op_diagnostic(
@@ -540,9 +581,29 @@ class _Machine:
                 fix="put warp.store_wait and then warp.barrier before it",
             )
         agent.wrote.add(op.buffer)
-        agent.unread[op.buffer] = op
         agent.fenced.discard(op.buffer)
         agent.synced.discard(op.buffer)
+        self._write_cell(agent, op, 0 if op.slot is None else agent.scalars.value(op.slot))
+
+    def _write_cell(self, agent, op, number: int) -> None:
+        """All MMAs that read what the slot held must be known to be complete, those of other warpgroups too."""
+        if not 0 <= number < op.buffer.type.shape[0]:
+            raise op_diagnostic(op, f"writes slot {number} of a buffer that has {op.buffer.type.shape[0]}", fix="give it more stages")
+        agent.unread[op.buffer, number] = op
+        own = agent.cells.setdefault((op.buffer, number), _Cell())
+        narrow = self.program.exchanged[agent.role].get(op.buffer) == "warpgroup"
+        for other in [agent] if narrow else [a for a in self.agents if a.role == agent.role]:
+            theirs = other.cells.get((op.buffer, number), _Cell())
+            behind = theirs.version < own.version or (theirs.version == own.version and theirs.reads < own.reads)
+            busy = theirs.version == own.version and theirs.free_from > self._barriers(agent, op.buffer)
+            if own.reads and (behind or busy):
+                raise op_diagnostic(
+                    op,
+                    "overwrites a slot that an MMA may still read",
+                    why=f"role {other.name} reads it, and no wait with a barrier behind it says that it is done",
+                    fix="put warp.wgmma_wait and then warp.barrier before it, or give the buffer more stages",
+                )
+        agent.cells[op.buffer, number] = _Cell(own.version + 1, visible_from=math.inf, fenced=False)
 
     def _check_overwrite(self, agent, op, buffer) -> None:
         for other in self.program.overlapping[buffer]:
@@ -555,13 +616,16 @@ class _Machine:
                         why=f"role {reader.name} read it, and no barrier of the role came after",
                         fix='put warp.barrier {scope = "role"} before it',
                     )
-            for _, _, reads in [g for a in self.agents for g in [*a.in_flight, a.open_group]]:
+            for _, _, reads, _ in [g for a in self.agents for g in [*a.in_flight, a.open_group]]:
                 if any(b == other for _, b in reads):
                     raise op_diagnostic(op, "overwrites bytes of another buffer that an MMA in flight reads")
             self.overwritten.add(other)
 
     def fence_async(self, agent, op) -> None:
         agent.fenced |= agent.wrote
+        for (buffer, _), cell in agent.cells.items():
+            if not cell.fenced:
+                cell.fenced, cell.visible_from = True, self._barriers(agent, buffer) + 1
 
     def tma_store(self, agent, op) -> None:
         if op.buffer not in agent.synced:
@@ -572,7 +636,7 @@ class _Machine:
                 fix="put warp.fence_async and warp.barrier before it",
             )
         agent.open_stores.append(op)
-        agent.unread.pop(op.buffer, None)
+        agent.unread.pop((op.buffer, 0), None)
 
     def store_commit(self, agent, op) -> None:
         if not agent.open_stores:
@@ -593,6 +657,7 @@ class _Machine:
         need = 1 if per_group else sum(1 for a in self.agents if a.role == agent.role)
         yield from self._meet(agent, op, key, need)
         agent.synced |= agent.fenced
+        agent.group_barriers += 1
         agent.drained, agent.unsynced = set(), []
 
     def _meet(self, agent, op, key, need):

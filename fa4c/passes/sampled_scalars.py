@@ -7,18 +7,20 @@ import math
 from ..ir.mlir import ir
 
 _SIZES = (0, 1, 70, 128, 200, 333, 520)
+_FEW = (0, 1, 2, 3)  # of a dimension that an outer loop counts through, such as heads: each costs as much as all iterations inside
 
 
 class SampledScalars:
     """Values of index scalars: sampled where the kernel reads them from outside, memory too; computed elsewhere."""
 
-    def __init__(self, rng, sample, known=None, outside=None):
+    def __init__(self, rng, sample, known=None, outside=None, counted=frozenset()):
         self.rng, self.sample, self.known = rng, sample, known or {}
+        self.counted = counted  # (tensor, axis) of dimensions that are small numbers
         self.outside = {} if outside is None else outside  # sizes, scalars of the launch, this CTA's place: one value for all roles
 
     def fork(self) -> SampledScalars:
         """The same values so far, and the same outside; loops run apart from here on."""
-        return SampledScalars(self.rng, self.sample, dict(self.known), self.outside)
+        return SampledScalars(self.rng, self.sample, dict(self.known), self.outside, self.counted)
 
     def value(self, v) -> int:
         if v not in self.known:
@@ -34,6 +36,8 @@ class SampledScalars:
             tensor, axis = op.operands[0], op.attributes["axis"].value
             if not tensor.type.is_dynamic_dim(axis):
                 return tensor.type.shape[axis]
+            if (tensor, axis) in self.counted:
+                return self._from_outside((tensor, axis), _FEW if self.sample else (2,))
             return self._from_outside((tensor, axis), _SIZES if self.sample else (200,))
         if name == "tile.program_id":
             return self._from_outside((name, ir.OpResult(v).result_number), (0, 0, 1, 2) if self.sample else (0,))
@@ -54,6 +58,40 @@ class SampledScalars:
         if key not in self.outside:
             self.outside[key] = self.rng.choice(choices)
         return self.outside[key]
+
+
+def counted_dims(role) -> set:
+    """(tensor, axis) of the dimensions that loops around other loops count through one by one."""
+    found = set()
+    for loop in _loops(role.body.blocks[0]):
+        if any(_loops(loop.regions[0].blocks[0])):
+            found |= _dims_behind(loop.operation.operands[1])
+    return found
+
+
+def _loops(block):
+    for op in block.operations:
+        if op.operation.name == "scf.for":
+            yield op
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                yield from _loops(inner)
+
+
+def _dims_behind(value) -> set:
+    """Sizes divided by a constant are counts of blocks: those are few anyway."""
+    op = value.owner
+    if isinstance(op, ir.Block):
+        return set()
+    if op.name == "tile.dim":
+        return {(op.operands[0], op.attributes["axis"].value)}
+    if "div" in op.name and _is_constant(op.operands[1]):
+        return set()
+    return {dim for operand in op.operands for dim in _dims_behind(operand)}
+
+
+def _is_constant(value) -> bool:
+    return not isinstance(value.owner, ir.Block) and value.owner.name == "arith.constant"
 
 
 def _div(a, b):

@@ -7,7 +7,7 @@
 - An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or
   leaves the loop waits for it, and for no more than that (`pending`).
 - Shared memory written by threads and read by a TMA store gets the proxy fence and a barrier of the warpgroup; a buffer that lies over
-  another one gets a barrier of all readers first.
+  another one gets a barrier of all readers first. What MMAs read of it is ordered by `shared_exchange`.
 
 Before:  role load { tma_load K }                         role compute { wgmma S, Q, K;  map S }
 After:   role load { acquire; elect { arm; tma_load K }; advance }
@@ -27,6 +27,7 @@ from ..ir.mlir import ir
 from ..ir.tile import space_of
 from .protocol import byte_range, fragments_touched
 from .registry import register_pass
+from .shared_exchange import buffers_read, order_exchanges
 
 _PLAIN_READS = (warp.LoadColumnsOp, warp.LoadFragmentOp)
 _CONTROL = ("scf.for", "scf.if", "warp.walk")
@@ -61,6 +62,7 @@ class _Kernel:
         self.top = kernel.body.blocks[0]
         self.roles = [op for op in self.top.operations if isinstance(op, warp.RoleOp)]
         self.buffers = [op for op in self.top.operations if isinstance(op, warp.BufferOp)]
+        self.exchange_ids = {}  # (role, scope) -> the barriers of its exchanges
         self.free_ids = sorted(set(range(1, 16)) - _used_ids(self.roles))
 
     def run(self) -> None:
@@ -71,6 +73,12 @@ class _Kernel:
         for role in self.roles:
             _Producer(role, rings).run()
             _Consumer(self, role, {b: r for b, r in rings.items() if b in readers[role]}).run()
+            order_exchanges(role, lambda op, scope, role=role: self._exchange_id(role, op, scope))
+
+    def _exchange_id(self, role, op, scope: str) -> int:
+        if (role, scope) not in self.exchange_ids:
+            self.exchange_ids[role, scope] = self.take_ids(op, role.active.value // 4 if scope == "warpgroup" else 1)
+        return self.exchange_ids[role, scope]
 
     def take_ids(self, op, count: int) -> int:
         """The first of `count` neighbouring named barriers that nothing uses."""
@@ -186,6 +194,7 @@ class _Consumer:
         self.waited, self.in_flight = set(), []
         self.written = set()  # buffers that this role's threads wrote
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
+        self.tma_stored = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
         self.stored = False  # whether TMA stores of this role may be under way
 
     def run(self) -> None:
@@ -375,7 +384,7 @@ class _Consumer:
             if any(_overlap(op.buffer, other) for other in self.rings):
                 self._retire(len(self.in_flight), op.location)
                 warp.BarrierOp(id=_i64(self.kernel.take_ids(op, 1)), scope=ir.StringAttr.get("role"))
-            if _level(op):  # the last iteration's store may still read the buffer
+            if _level(op) and op.buffer in self.tma_stored:  # the last iteration's store may still read the buffer
                 self._wait_for_stores(op.location)
                 self._warpgroup_barrier(op)
 
@@ -413,7 +422,7 @@ def _clash(group: _Group, reads: set, writes: set) -> bool:
 
 def _buffers_read(op) -> list:
     if isinstance(op, warp.WgmmaOp):
-        return [value for value in dict.fromkeys((op.a, op.b)) if space_of(value.type) == "smem"]
+        return buffers_read(op)
     return [op.buffer] if isinstance(op, _PLAIN_READS) else []
 
 

@@ -1,7 +1,8 @@
 """Let compute warpgroups take turns at issuing MMAs (FlashAttention-3, Shah et al. 2024, section 3.1).
 
 Left alone, all warpgroups wait for the tensor cores together and then compute softmax together. With turns, one issues its MMAs while
-another does elementwise work. Only loops that do both get turns: around the MMAs that open an iteration.
+another does elementwise work. Only loops that do both get turns: around the MMAs that open an iteration. Warpgroups whose MMAs read each
+other's tiles from shared memory take none: the barriers for that keep them in step anyway.
 
 Before:  scf.for { warp.wgmma S; warp.wgmma O; warp.map ... }
 After:   warp.turn_init; scf.for { warp.turn_take; warp.wgmma S; warp.wgmma O; warp.turn_give; warp.map ... }
@@ -12,6 +13,7 @@ Run after warp-specialize, before warp-insert-barriers. A kernel that has barrie
 from ..ir import warp
 from ..ir.mlir import ir
 from .registry import register_pass
+from .shared_exchange import exchanged
 
 FIRST_ID = 2  # named barriers 2, 3, ...; 0 is the CTA's, 1 is left to epilogues
 
@@ -27,6 +29,8 @@ def warp_ping_pong(module: ir.Module) -> None:
 
 def _take_turns(role) -> None:
     block = role.body.blocks[0]
+    if "role" in exchanged(role).values():
+        return
     if any([_take_turns_in(loop) for loop in _loops(block)]):
         with ir.InsertionPoint.at_block_begin(block):
             warp.TurnInitOp(id=_id(), loc=role.location)

@@ -15,6 +15,8 @@ Run after the tile passes; source: CUTLASS and FlashAttention-3 (Shah et al. 202
 
 from __future__ import annotations
 
+import itertools
+
 from .. import targets
 from ..ir import tile, warp
 from ..ir.diagnostics import op_diagnostic
@@ -101,10 +103,11 @@ class _Kernel:
             alignment = warp.ROW_ALIGNMENT if is_row(value) else 1024
             size = stages * _bytes(value.type) if not is_row(value) else stages * -(-_bytes(value.type) // alignment) * alignment
             swizzle = 0 if is_row(value) else _swizzle(op, value.type, self.target)
-            if isinstance(op, tile.ToSharedOp) and at + size > self.target.smem_bytes:
+            if isinstance(op, tile.ToSharedOp) and at + size > self.target.smem_bytes and self._written_last(op):
                 home = next((h for h in loaded_once if _bytes(h.type) >= size), None)
                 if home is not None:
                     self.placed[value] = (self.placed[home][0], stages, swizzle)
+                    loaded_once.remove(home)
                     continue
             self.placed[value] = (at, stages, swizzle)
             at += -(-size // alignment) * alignment
@@ -118,6 +121,11 @@ class _Kernel:
                 fix="use smaller blocks or fewer buffers",
             )
         return at
+
+    def _written_last(self, op) -> bool:
+        """Whether only stores read the tile: then all MMAs come before it."""
+        readers = [inner for inner in self.all_ops if op.out in list(inner.operation.operands)]
+        return all(isinstance(reader, tile.StoreOp) for reader in readers)
 
     def _make_tensor_maps(self) -> None:
         for op in self.all_ops:
@@ -272,8 +280,9 @@ class _Role:
             k = arith.AddIOp(count, _index(e)).result
 
             def by_delay(which, e=e):
-                delays = sorted({d for _, d in which})
-                return [(_less(_index(d - e - 1), count), [(s, x) for s, x in which if x == d]) for d in delays]
+                """Neighbours of one delay share a guard; the order stays that of the step."""
+                groups = [(d, list(group)) for d, group in itertools.groupby(which, key=lambda slot_and_delay: slot_and_delay[1])]
+                return [(_less(_index(d - e - 1), count), group) for d, group in groups]
 
             emit([(s, d) for s, d in delayed if d > e], k, by_delay)
 
@@ -311,9 +320,9 @@ class _Role:
         self._carry(op, finished)
 
     def _iteration_env(self, op, t, lower, step, env) -> dict:
-        """`inner[body]`, for the block that is the loop's body: the number of the iteration, from 0 on."""
+        """The loop's index, and as `("iteration", index)` the number of the iteration, from 0 on."""
         inner = dict(env)
-        inner[op.regions[0].blocks[0]] = t
+        inner["iteration", op.regions[0].blocks[0].arguments[0]] = t
         offset = t if _constant(step) == 1 else arith.MulIOp(t, step).result
         inner[op.regions[0].blocks[0].arguments[0]] = offset if _constant(lower) == 0 else arith.AddIOp(lower, offset).result
         return inner
@@ -363,10 +372,10 @@ class _Role:
 
     def slot(self, value, env):
         """Which of its buffers a tile that threads wrote lies in: its loop's iterations take turns. None where it has one."""
-        copies = self.kernel.placed[value][1]
-        if copies == 1 or not isinstance(value.owner.opview, tile.ToSharedOp) or value.owner.block not in env:
+        copies, loop = self.kernel.placed[value][1], value.owner.parent
+        if copies == 1 or not isinstance(value.owner.opview, tile.ToSharedOp) or loop.name != "scf.for":
             return None
-        return arith.RemUIOp(env[value.owner.block], _index(copies)).result
+        return arith.RemUIOp(env["iteration", loop.regions[0].blocks[0].arguments[0]], _index(copies)).result
 
     def mma(self, op, env) -> None:
         if op.acc is not None:

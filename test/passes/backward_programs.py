@@ -70,3 +70,67 @@ def transposed_gemm(rows: int = 64, columns: int = 128, depth: int = 64, others:
   "tile.global_add"(%ones, %n, %c0) {{dims = array<i64>}} : ({seen}, {n}, index) -> ()
 }}) {{sym_name = "gemm"}} : () -> ()
 """
+
+
+def chained(block_n: int = 128, block_m: int = 64, depth: int = 128, *, buffers: int = 2, q_buffers: int = 2, pins: dict | None = None,
+            heads: bool = False) -> str:
+    """out[m] += sum over n of relu(q[m] . k[n]) k[n]: a CTA owns a block of n and loops over blocks of m.
+
+    The relu of k q^T goes through shared memory, where the second GEMM reads it across; k, loaded once, is read along both its dimensions.
+    `heads`: a loop around it, over a first dimension of q and out.
+    """
+    lead, axis = ((None,), 1) if heads else ((), 0)
+    q, k, out = gmem(*lead, None, depth), gmem(None, depth), gmem(*lead, None, depth, element=F32)
+    box, at = f"dims = array<i64: {axis}, {axis + 1}>", "%h, " if heads else ""
+    index = ", ".join(["index"] * (2 + heads))
+    s, sb = reg(block_n, block_m), reg(block_n, block_m, BF16)
+    arguments = f"%q: {q}, %k: {k}, %out: {out}"
+    dims = ("h", "m", "d") if heads else ("m", "d")
+    pin = {name: ", " + text for name, text in (pins or {}).items()}
+    loop = f"""%m = "tile.dim"(%q) {{axis = {axis}}} : ({q}) -> index
+  %bm = arith.constant {block_m} : index
+  %blocks = arith.ceildivsi %m, %bm : index
+  scf.for %i = %c0 to %blocks step %c1 {{
+    %m0 = arith.muli %i, %bm : index
+    %sq = "tile.load"(%q, {at}%m0, %c0) {{{box}, buffers = {q_buffers}}} : ({q}, {index}) -> {smem(block_m, depth)}
+    %s = "tile.mma"(%sk, %sq) {{transpose_b = true, operandSegmentSizes = array<i32: 1, 1, 0>{pin.get("s", "")}}}
+      : ({smem(block_n, depth)}, {smem(block_m, depth)}) -> {s}
+    %p = "tile.map"(%s) ({{
+    ^bb0(%e: f32, %r: index, %c: index):
+      %zero = arith.constant 0.0 : f32
+      %y = arith.maximumf %e, %zero : f32
+      %t = arith.truncf %y : f32 to bf16
+      "tile.yield"(%t) : (bf16) -> ()
+    }}) {{operandSegmentSizes = array<i32: 1, 0>{pin.get("p", "")}}} : ({s}) -> {sb}
+    %sp = "tile.to_shared"(%p) {{buffers = {buffers}{pin.get("sp", "")}}} : ({sb}) -> {smem(block_n, block_m)}
+    %d = "tile.mma"(%sp, %sk) {{transpose_a = true, operandSegmentSizes = array<i32: 1, 1, 0>{pin.get("d", "")}}}
+      : ({smem(block_n, block_m)}, {smem(block_n, depth)}) -> {reg(block_m, depth)}
+    "tile.global_add"(%d, %out, {at}%m0, %c0) {{{box}{pin.get("add", "")}}} : ({reg(block_m, depth)}, {out}, {index}) -> ()
+  }}"""
+    if heads:
+        loop = f"""%hs = "tile.dim"(%q) {{axis = 0}} : ({q}) -> index
+  scf.for %h = %c0 to %hs step %c1 {{
+  {loop}
+  }}"""
+    return f"""
+"tile.host"() ({{
+^bb0({arguments}):
+  %n = "tile.dim"(%k) {{axis = 0}} : ({k}) -> index
+  %block = arith.constant {block_n} : index
+  %c1 = arith.constant 1 : index
+  %gx = arith.ceildivsi %n, %block : index
+  "tile.launch"(%gx, %c1, %c1, %q, %k, %out) {{kernel = @chained_kernel, operandSegmentSizes = array<i32: 3, 3, 0>}}
+    : (index, index, index, {q}, {k}, {out}) -> ()
+}}) {{sym_name = "chained", tensors = [{entry("q", "input", *dims)}, {entry("k", "input", "n", "d")},
+  {entry("out", "output", *dims)}]}} : () -> ()
+"tile.kernel"() ({{
+^bb0({arguments}):
+  %x, %py, %pz = "tile.program_id"() : () -> (index, index, index)
+  %block = arith.constant {block_n} : index
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n0 = arith.muli %x, %block : index
+  %sk = "tile.load"(%k, %n0, %c0) {{dims = array<i64: 0, 1>}} : ({k}, index, index) -> {smem(block_n, depth)}
+  {loop}
+}}) {{sym_name = "chained_kernel"}} : () -> ()
+"""
