@@ -68,8 +68,8 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
     """Runs on the host: computes grids from sizes and launches kernels. `tensors` names the region's arguments.
 
     Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in
-    memory order. A workspace may say what it starts with (init = "none"|"zero"), how long it lives (lifetime = "call"|"cached"), and
-    that its rows are allocated in multiples of `pad` elements: TMA wants strides of 16 bytes, and what lies beyond the problem's size
+    memory order. A workspace may say what it starts with (init = "none"|"zero"; an output may start with "zero", so that kernels can
+    add to it), how long it lives (lifetime = "call"|"cached"), and that its rows are allocated in multiples of `pad` elements: TMA wants strides of 16 bytes, and what lies beyond the problem's size
     is not seen. `semantics` is the variant's expression tree as JSON text (design.md section 5), absent for programs that are not
     attention.
 
@@ -153,9 +153,11 @@ def _workspace_problem(kind, entry) -> str:
     for key, choices in _WORKSPACE_CHOICES.items():
         if key in entry and str(entry[key]).strip('"') not in choices:
             return f"{key} {entry[key]} is none of {', '.join(choices)}"
-    for key in (*_WORKSPACE_CHOICES, "pad"):
+    for key in ("lifetime", "pad"):
         if key in entry and role != "workspace":
             return f"it has {key}, but is an {role}, which the caller allocates"
+    if "init" in entry and (role == "input" or (role == "output" and entry["init"].value == "none")):
+        return f"it has init = {entry['init']}, but is an {role}" + (", which starts with anything as it is" if role == "output" else "")
     if "pad" in entry and (not isinstance(entry["pad"], ir.IntegerAttr) or entry["pad"].value < 1):
         return f"pad {entry['pad']} is no positive number of elements"
     if role == "workspace" and not kind.rank:

@@ -44,9 +44,15 @@ def make(module, binaries: dict, *, target: str, direction: str) -> dict:
         "semantics": json.loads(host.semantics.value) if host.semantics is not None else {},
         "tensors": tensors,
         "workspaces": workspaces,
-        "steps": [_step(launch) for launch in launches],
+        "steps": [*_fills(entries), *(_step(launch) for launch in launches)],
         "kernels": {launch.name: _kernel(launch, binaries[launch.name], stem(launches, launch)) for launch in launches},
     }
+
+
+def _fills(entries) -> list[dict]:
+    """Outputs that kernels add to; workspaces say themselves that they start at 0."""
+    zero = [entry["name"] for entry, _ in entries if entry["role"] == "output" and entry.get("init") == "zero"]
+    return [{"op": "fill", "buffer": name, "value": 0} for name in zero]
 
 
 _OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}

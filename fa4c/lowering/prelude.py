@@ -70,8 +70,7 @@ def take_tile(queue: Int64):
 def leave_queue(queue: Int64):
     """Count this CTA out; the last one leaves the queue as it was found, for the next launch."""
     taken = cute.make_ptr(Int32, queue, cute.AddressSpace.gmem, assumed_align=4)
-    cute.arch.fence_acq_rel_gpu()
-    left = Int32(cute.arch.atomic_add(taken + 1, Int32(1), sem="relaxed", scope="gpu"))
+    left = Int32(cute.arch.atomic_add(taken + 1, Int32(1), sem="acq_rel", scope="gpu"))  # behind all that other CTAs took
     if left == Int32(cute.arch.grid_dim()[0]) - 1:
         cute.arch.fence_acq_rel_gpu()  # the other CTAs' tickets come before the reset
         cute.make_tensor(taken, cute.make_layout(2))[0] = Int32(0)
