@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Compile what `run_gpu.py` runs: each example in both dtypes, and causal, full and softcap for all head dims. Needs no GPU.
 
-    build_artifacts.py DIR [--target sm_90a] [--only causal] [--jobs 2] [--core]
+    build_artifacts.py DIR [--target sm_90a] [--only causal] [--jobs 2] [--core] [--direction both] [--deterministic]
 
-`--core`: only causal and full in bf16, whose speed `run_gpu.py --time` measures.
+`--core`: only causal and full in bf16, whose speed `run_gpu.py --time` measures. `--direction both`: what is run backward;
+`--deterministic`: with sums in a fixed order (`NAME-det`).
 """
 
 from __future__ import annotations
@@ -30,18 +31,25 @@ def plan(core: bool) -> list[tuple[str, str, tuple[int, int]]]:
     return list(dict.fromkeys(every))
 
 
-def name_of(example: str, dtype: str, dims: tuple[int, int]) -> str:
-    return f"{example}-{dtype}-d{dims[0]}" + ("" if dims[0] == dims[1] else f"x{dims[1]}") + ".fa4c"
+def name_of(example: str, dtype: str, dims: tuple[int, int], direction: str = "fwd", deterministic: bool = False) -> str:
+    suffix = ("" if direction == "fwd" else f"-{direction}") + ("-det" if deterministic else "")
+    return f"{example}-{dtype}-d{dims[0]}" + ("" if dims[0] == dims[1] else f"x{dims[1]}") + suffix + ".fa4c"
 
 
-def build(folder: str, target: str, example: str, dtype: str, dims: tuple[int, int]) -> str | None:
+def build(folder: str, target: str, direction: str, deterministic: bool, example: str, dtype: str, dims: tuple[int, int]) -> str | None:
     """None, or what went wrong."""
     import fa4c
 
     try:
-        fa4c.compile(ROOT / "examples" / f"{example}.mlir", target=target, dtype=dtype, head_dim=dims).save(
-            pathlib.Path(folder) / name_of(example, dtype, dims)
+        made = fa4c.compile(
+            ROOT / "examples" / f"{example}.mlir",
+            target=target,
+            dtype=dtype,
+            head_dim=dims,
+            direction=direction,
+            deterministic=deterministic,
         )
+        made.save(pathlib.Path(folder) / name_of(example, dtype, dims, direction, deterministic))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -54,16 +62,19 @@ def main() -> int:
     ap.add_argument("--only", default="", help="comma-separated parts of artifact names")
     ap.add_argument("--jobs", type=int, default=2)
     ap.add_argument("--core", action="store_true")
+    ap.add_argument("--direction", choices=("fwd", "bwd", "both"), default="fwd")
+    ap.add_argument("--deterministic", action="store_true")
     args = ap.parse_args()
     pathlib.Path(args.folder).mkdir(parents=True, exist_ok=True)
-    wanted = [p for p in plan(args.core) if not args.only or any(part in name_of(*p) for part in args.only.split(","))]
+    how = args.direction, args.deterministic
+    wanted = [p for p in plan(args.core) if not args.only or any(part in name_of(*p, *how) for part in args.only.split(","))]
     start, failed = time.time(), 0
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
-        jobs = {pool.submit(build, args.folder, args.target, *p): p for p in wanted}
+        jobs = {pool.submit(build, args.folder, args.target, *how, *p): p for p in wanted}
         for job in concurrent.futures.as_completed(jobs):
             problem = job.result()
             failed += problem is not None
-            print(f"{name_of(*jobs[job]):32s} {'ok' if problem is None else problem}", file=sys.stderr, flush=True)
+            print(f"{name_of(*jobs[job], *how):40s} {'ok' if problem is None else problem}", file=sys.stderr, flush=True)
     print(f"{len(wanted) - failed} of {len(wanted)} built in {time.time() - start:.0f} s", file=sys.stderr)
     return 1 if failed else 0
 

@@ -16,7 +16,7 @@ BACKEND = "cuda" if DEVICE == "cuda" else "reference"
 
 @dataclass(frozen=True)
 class Case:
-    """`view`: how q, k, v lie in memory (`VIEWS`); `contents`: what is in them (`CONTENTS`)."""
+    """`view`: how q, k, v lie in memory (`VIEWS`); `contents`: what is in them (`CONTENTS`); `grad`: how dO lies, or what is in it."""
 
     name: str
     b: int
@@ -26,6 +26,7 @@ class Case:
     n: int
     view: str = "packed"
     contents: str = "normal"
+    grad: str = "packed"
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -80,6 +81,22 @@ VALUES = [
 ]
 EMPTY = [Case("no keys", 1, 2, 2, 64, 0), Case("no queries", 1, 2, 2, 0, 64), Case("no batch", 0, 2, 2, 64, 64)]
 ALL = SHAPES + SHORT + LAYOUTS + VALUES + EMPTY
+GRADIENTS = [
+    Case(f"dO {grad}", 2, 4, 2, 333, 300, grad=grad)
+    for grad in (
+        "expanded",
+        "bhsd",
+        "every second row",
+        "odd row stride",
+        "odd base",
+        "inner stride",
+        "surrounded by NaN",
+        "zero",
+        "large",
+        "small",
+    )
+] + [Case("dO rows 4 MiB apart", 1, 1, 1, 1100, 1100, grad="rows 4 MiB apart")]
+BACKWARD = ALL + GRADIENTS
 
 
 def inputs_of(case: Case, semantics: dict, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -91,6 +108,20 @@ def inputs_of(case: Case, semantics: dict, seed: int = 0) -> dict[str, torch.Ten
     if case.view == "rows 4 MiB apart":
         return {**given, **_far_rows(given)}
     return {name: _view(case.view, name, t) if name in ("q", "k", "v") else t for name, t in given.items()}
+
+
+def gradient_of(case: Case, o: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """dO of a case, shaped like `o` (b, s, h, d)."""
+    generator = torch.Generator(device=o.device).manual_seed(seed + 1)
+    do = torch.randn(o.shape, generator=generator, device=o.device).to(o.dtype)
+    if case.grad == "expanded":  # what `o.sum().backward()` gives
+        return torch.ones((), dtype=o.dtype, device=o.device).expand(o.shape)
+    if case.grad == "rows 4 MiB apart":  # B10: row offsets pass 2^31 elements
+        rows, row = o.shape[1], 1 << 21
+        far = torch.empty(rows * row, dtype=o.dtype, device=o.device).as_strided(o.shape, (rows * row, row, o.shape[3], 1))
+        return far.copy_(do)
+    factor = {"zero": 0.0, "large": 256.0, "small": 2.0**-10}.get(case.grad, 1.0)
+    return _view(case.grad, "k" if case.grad == "odd base" else "v", do * factor)
 
 
 def _fill(contents: str, given: dict, semantics: dict) -> None:

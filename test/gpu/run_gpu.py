@@ -5,6 +5,8 @@
     run_gpu.py DIR --out times.json --time         TFLOP/s of the core sizes (medians, L2 flushed, chip warm)
     run_gpu.py DIR --only causal --cases issue     some artifacts, some cases (substrings)
 
+An artifact of direction both or bwd is run backward: gradients against autograd, memory layouts of dO, autograd, graphs, the bitwise test.
+
 Needs torch and cuda-bindings, neither MLIR nor the kernel DSL. The work is done by a child process: if a kernel hangs or faults, that
 artifact is marked and the rest goes on in a new child. Exit status 1 if anything is wrong. Outputs lie between guard
 zones and start as NaN.
@@ -142,17 +144,20 @@ def synchronize() -> None:
 
 def checks(artifact, wanted: str, start):
     """Events of one artifact: one for each case and each behaviour."""
+    import backward
     import behaviours
     import cases
     import torch
 
-    for case in cases.ALL:
+    forward = artifact.direction == "fwd"
+    for case in cases.ALL if forward else cases.BACKWARD:
         if chosen(case.name, wanted):
             start(case.name)
-            yield dict(kind="check", case=case.name, sizes=case.sizes, **run_case(artifact, case))
+            yield dict(kind="check", case=case.name, sizes=case.sizes, **(run_case if forward else run_backward)(artifact, case))
     if cases.DEVICE != "cuda":
         return
-    for check in behaviours.CHECKS:
+    more = backward.WITH_FORWARD if artifact.direction == "both" else []
+    for check in behaviours.CHECKS if forward else [*backward.CHECKS, *more]:
         if check is behaviours.jit and (artifact.name != "causal" or artifact.manifest["dtype"] != "bf16"):
             continue  # the driver compiles for a second or more: enough for one variant of each head dim
         if chosen(check.__name__, wanted):
@@ -165,9 +170,10 @@ def checks(artifact, wanted: str, start):
                     raise
                 note = f"{type(error).__name__}: {error}"
             yield dict(kind="check", case=check.__name__, ok=note is None, note=note or "")
-    if chosen("host_time", wanted):
-        start("host_time")
-        yield dict(kind="host", case="host_time", us=round(behaviours.host_time(artifact), 2))
+    for measure in (behaviours.host_time,) if forward else backward.HOST_TIMES:
+        if chosen(measure.__name__, wanted) and (forward or artifact.direction == "both"):
+            start(measure.__name__)
+            yield dict(kind="host", case=measure.__name__, us=round(measure(artifact), 2))
 
 
 def chosen(name: str, wanted: str) -> bool:
@@ -177,16 +183,32 @@ def chosen(name: str, wanted: str) -> bool:
 def run_case(artifact, case) -> dict:
     """Compare with float64, outputs poisoned and guarded; `ratio` is the worst error over its limit."""
     import cases
+
+    from fa4c.runtime import check
+
+    inputs = cases.inputs_of(case, artifact.semantics)
+    return guarded(artifact, artifact.semantics, inputs, lambda got: check.check(artifact.semantics, inputs, got))
+
+
+def run_backward(artifact, case) -> dict:
+    """The same for gradients, compared with autograd; O and LSE are the forward kernel's."""
+    import backward
+
+    problem = backward.Problem(artifact, case)
+    return guarded(artifact.backward, artifact.backward.semantics, problem.inputs, problem.check)
+
+
+def guarded(artifact, semantics, inputs, rows_of) -> dict:
+    import cases
     import torch
 
-    from fa4c.runtime import check, execute, reference
+    from fa4c.runtime import execute, reference
     from fa4c.runtime.errors import RuntimeDiagnostic
     from fa4c.runtime.torch_types import TORCH
 
-    inputs = cases.inputs_of(case, artifact.semantics)
     try:
-        shapes = reference.result_shapes(artifact.semantics, reference.sizes_of(artifact.semantics, inputs))
-        dtypes = {r["name"]: TORCH[r["dtype"]] for r in artifact.semantics["results"]}
+        shapes = reference.result_shapes(semantics, reference.sizes_of(semantics, inputs))
+        dtypes = {r["name"]: TORCH[r["dtype"]] for r in semantics["results"]}
         whole, outputs = {}, {}
         for name, shape in shapes.items():
             count = torch.Size(shape).numel()
@@ -198,7 +220,7 @@ def run_case(artifact, case) -> dict:
         if "CUDA_ERROR" in str(error):
             raise
         return dict(ok=False, ratio=None, note=str(error)[:400])
-    rows = check.check(artifact.semantics, inputs, got)
+    rows = rows_of(got)
     notes = [f"{r.tensor}: {r.note}" for r in rows if r.note]
     for name, buffer in whole.items():
         if not (torch.isnan(buffer[:GUARD]).all() and torch.isnan(buffer[-GUARD:]).all()):
@@ -286,7 +308,7 @@ def table(rows) -> None:
         mine = [r for r in rows if r["artifact"] == name and r["kind"] == "check"]
         ratios = [r for r in mine if r.get("ratio") is not None]
         worst = max(ratios, key=lambda r: r["ratio"], default=None)
-        host = next((r["us"] for r in rows if r["artifact"] == name and r["kind"] == "host"), None)
+        host = " ".join(str(r["us"]) for r in rows if r["artifact"] == name and r["kind"] == "host")
         failed = [r["case"] for r in mine if not r["ok"]]
         where = f"{worst['case']}: {worst['worst']}" if worst else "-"
         passed, ratio = f"{len(mine) - len(failed):4d}/{len(mine):<4d}", worst["ratio"] if worst else float("nan")

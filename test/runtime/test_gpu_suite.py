@@ -8,7 +8,17 @@ import sys
 
 import pytest
 import torch
-from runtime_samples import ALIBI_SCORE, CAUSAL, MEMBERS, SLOPES, attention_tree, manifest
+from runtime_samples import (
+    ALIBI_SCORE,
+    BACKWARD_MEMBERS,
+    CAUSAL,
+    MEMBERS,
+    SLOPES,
+    attention_tree,
+    backward_manifest,
+    both_manifest,
+    manifest,
+)
 
 from fa4c.runtime import artifact, execute
 
@@ -19,12 +29,12 @@ SUITE = pathlib.Path(__file__).resolve().parent.parent / "gpu"
 def suite(monkeypatch):
     monkeypatch.setenv("FA4C_SUITE_DEVICE", "cpu")
     monkeypatch.syspath_prepend(str(SUITE))
-    for name in ("cases", "run_gpu", "behaviours", "timing"):
+    for name in ("cases", "run_gpu", "behaviours", "backward", "timing"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import run_gpu
 
     yield run_gpu
-    for name in ("cases", "run_gpu", "behaviours", "timing"):
+    for name in ("cases", "run_gpu", "behaviours", "backward", "timing"):
         sys.modules.pop(name, None)
 
 
@@ -128,3 +138,74 @@ def test_pairs_are_counted_from_the_mask(suite):
     for mask, wanted in ((CAUSAL, 2 * 3 * 40 * 41 // 2), (None, 2 * 3 * 1600)):
         tree = attention_tree(mask=mask)
         assert timing.visible_pairs(tree, cases.inputs_of(cases.Case("x", 2, 3, 3, 40, 40), tree)) == wanted
+
+
+def test_both_directions_run_backward(tmp_path):
+    artifact.write(tmp_path / "causal-both.fa4c", *both_manifest())
+    artifact.write(tmp_path / "causal-bwd.fa4c", backward_manifest(), BACKWARD_MEMBERS)
+    command = [sys.executable, SUITE / "run_gpu.py", tmp_path, "--out", tmp_path / "r.json", "--commit", "abc"]
+    command += ["--cases", "one and,x 65,no ,dO odd,dO exp,m just"]
+    done = subprocess.run(command, env={**os.environ, "FA4C_SUITE_DEVICE": "cpu"}, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert len({r["case"] for r in rows}) == 10 and len(rows) == 20 and all(0 <= r["ratio"] < 1 for r in rows)
+    assert {"dq max", "dk frobenius", "dv max"} <= set(rows[0]["figures"])
+
+
+@pytest.mark.parametrize(
+    "change, note",
+    [
+        (lambda got: got["dq"][0, 3, 0].add_(0.5), ""),
+        (lambda got: got["dk"][0, 0].mul_(1.1), ""),
+        (lambda got: got["dv"][0, 3, 0, 5].fill_(float("nan")), "dv: 1 NaN"),
+        (lambda got: got["dk"].as_strided((1,), (1,), got["dk"].storage_offset() - 1).fill_(0), "dk: written outside"),
+    ],
+)
+def test_a_wrong_backward_fails(suite, monkeypatch, change, note):
+    import cases
+
+    a = artifact.build(*both_manifest())
+    case = cases.Case("x", 1, 2, 2, 33, 33)
+    assert suite.run_backward(a, case)["ok"]
+
+    def run(a, inputs, backend=None, outputs=None, want=None):
+        got = original(a, inputs, backend="reference", outputs=outputs, want=want)
+        if a.direction == "bwd":
+            change(got)
+        return got
+
+    original = execute.execute
+    monkeypatch.setattr(execute, "execute", run)
+    row = suite.run_backward(a, case)
+    assert not row["ok"] and note in row["note"]
+
+
+def test_every_gradient_view_holds_the_same_numbers(suite):
+    import cases
+
+    o = torch.empty(2, 33, 4, 64, dtype=torch.bfloat16)
+    plain = cases.gradient_of(cases.Case("x", 2, 4, 4, 33, 33), o)
+    for case in cases.GRADIENTS[1:7]:
+        viewed = cases.gradient_of(case, o)
+        assert torch.equal(viewed, plain) and (viewed.stride() != plain.stride() or viewed.data_ptr() % 16), case.grad
+    assert not cases.gradient_of(cases.GRADIENTS[0], o).is_contiguous()
+
+
+def test_the_suites_checks_run_on_the_cpu(suite, monkeypatch):
+    """Those that need no GPU; the bitwise test fails where runs differ."""
+    import backward
+
+    monkeypatch.setattr(backward, "MANY", [backward.Case("x", 1, 2, 1, 20, 20)])
+    monkeypatch.setattr(backward, "RUNS", 4)
+    a = artifact.build(*both_manifest())
+    assert backward.bitwise(a) is None and backward.dirty_workspaces(a) is None and backward.autograd(a) is None
+    runs = iter(range(100))
+    original = backward.Problem.run
+
+    def shaky(self):
+        return {n: t + (next(runs) == 5) for n, t in original(self).items()}
+
+    monkeypatch.setattr(backward.Problem, "run", shaky)
+    assert "1 of 4 runs differ" in backward.bitwise(a)
+    monkeypatch.setattr(backward, "adds_in_any_order", lambda a: True)
+    assert "shows nothing" in backward.bitwise(a)
