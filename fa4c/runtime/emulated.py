@@ -64,15 +64,16 @@ def run_reported(artifact, given: dict[str, torch.Tensor], wanted, **options) ->
     aligned = {("aligned", name, n): _aligned(tensors.get(name), n) for name, n in program.alignments}
     plan = program.plan(geometry, wanted, DEVICES[artifact.target], aligned)
     for name, shape in plan.output_shapes.items():
-        dtype = TORCH[program.tensors[name].dtype]
-        tensors[name] = torch.full(shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype)
+        tensors[name] = _poison(shape, TORCH[program.tensors[name].dtype])
     for w in plan.workspaces:
-        tensors[w.name] = torch.zeros(max(w.size, 1), dtype=TORCH[w.dtype])
+        shape, dtype = (max(w.size, 1),), TORCH[w.dtype]
+        tensors[w.name] = _poison(shape, dtype) if w.init == "none" else torch.zeros(shape, dtype=dtype)
     poisoned = set(plan.output_shapes) | {w.name for w in plan.workspaces if w.init == "none"}
     buffers = {name: _buffer(name, t, name in plan.output_shapes or name not in given, name in poisoned) for name, t in tensors.items()}
-    reports = []
+    reports, after = [], None
     for step in plan.steps:
         if isinstance(step, Fill):
+            after = None
             tensors[step.buffer].fill_(step.value)
             buffers[step.buffer] = _buffer(step.buffer, tensors[step.buffer], True, False)
         else:
@@ -87,10 +88,17 @@ def run_reported(artifact, given: dict[str, torch.Tensor], wanted, **options) ->
                     kernel["smem_bytes"],
                     _parameters(step, buffers),
                     file=kernel["ptx"],
+                    after=after if kernel.get("pdl") else None,
                     **options,
                 )
             )
+            after = reports[-1]
     return {name: tensors[name] for name in wanted}, reports
+
+
+def _poison(shape, dtype) -> torch.Tensor:
+    """Memory that nothing has written: values that spoil a result, also where hazards are not looked for."""
+    return torch.full(shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype)
 
 
 # (source, name, target) -> PTX with line information. Who has the compiler sets it; the runtime works without, and knows none.

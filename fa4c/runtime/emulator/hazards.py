@@ -417,6 +417,7 @@ class Hazards:
                 access = "write" if old.write else "read"
                 cls, hint = "proxy-race", f"; the {access} is ordered, but no fence.proxy.async makes it known to the asynchronous proxy"
                 severity = "error" if old.write else "warning"
+        hint = hint or getattr(old.asy, "hint", "")
         first = self._first_cell(shadow, rows, size, hit)
         self.report(
             cls,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .dependent import follow, touched_by
 from .errors import EmulatorError
 from .memory import MEMORY_LIMIT, Buffer
 from .processes import run_split
@@ -123,10 +124,12 @@ def launch(
     max_steps=None,
     progress=None,
     processes=1,
+    after=None,
     file="<ptx>",
 ) -> Report:
     """Execute one kernel. Buffers change in place; hazards are in the report, a launch that cannot go on raises EmulatorError.
 
+    `after`: the report of the launch before, if this one may start before that has ended (programmatic dependent launch).
     `processes`: how many to use where clusters share no written global memory; results and reports do not depend on it.
     """
     program = load_program(ptx, entry, file)
@@ -140,6 +143,8 @@ def launch(
     if not isinstance(processes, int) or processes < 1:
         raise EmulatorError(f"{processes} processes", fix="use 1 or more")
     run.place_symbols()
+    if after is not None:
+        follow(run, after)
     report = None
     if processes > 1 and run.cluster_count() > 1:
         report, why = run_split(run, processes)
@@ -148,6 +153,7 @@ def launch(
     if report is None:
         report = run.run()
     run.memory.keep_initialised()
+    report.touched = touched_by(run, after)
     return report
 
 

@@ -4,7 +4,7 @@
 arithmetic, are compiled into blocks instead (codegen.py, program.py).
 """
 
-from . import atomics, cpasync, mbarrier, sync, tcgen05, tma, warpmma, wgmma
+from . import atomics, cpasync, dependent, mbarrier, sync, tcgen05, tma, warpmma, wgmma
 
 
 def _op_st(ins, program):
@@ -37,6 +37,7 @@ OPS = {
     "stmatrix": warpmma.op_stmatrix,
     "tcgen05": tcgen05.op_tcgen05,
     "setmaxnreg": sync.op_setmaxnreg,
+    "griddepcontrol": dependent.op_griddepcontrol,
     "movmatrix": warpmma.op_movmatrix,
     "mma": warpmma.op_mma,
 }

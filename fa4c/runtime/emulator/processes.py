@@ -41,6 +41,8 @@ def _obstacle(run, processes):
         return "the shadow memory of hazard detection shows that clusters share nothing, and it is off"
     if run.random:
         return "a random schedule draws for all clusters in one order"
+    if run.before is not None:
+        return "the launch before may still be running"
     if "fork" not in multiprocessing.get_all_start_methods():
         return "this system cannot fork"
     if run.memory.total * processes > MEMORY_LIMIT:

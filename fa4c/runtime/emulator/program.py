@@ -217,7 +217,6 @@ MEMORY_OPS = {
     "st": gen_st,
     "prefetch": gen_nothing,
     "prefetchu": gen_nothing,
-    "griddepcontrol": gen_nothing,
     "nanosleep": gen_nothing,
     "mapa": gen_mapa,
     "createpolicy": gen_zero,

@@ -24,7 +24,8 @@ class Hazard:
         ]
         for i, w in enumerate(self.where):
             agent = f"{self.agents[i]}: " if i < len(self.agents) and self.agents[i] else ""
-            out.append(f"note: {'access' if i == 0 else 'earlier'}: line {self.lines[i]}: {agent}{w}")
+            line = f"line {self.lines[i]}: " if self.lines[i] else ""  # 0: an access of another launch
+            out.append(f"note: {'access' if i == 0 else 'earlier'}: {line}{agent}{w}".removesuffix(": "))
             if i < len(self.sources) and self.sources[i]:
                 out.append(f"note: source: {self.sources[i]}")
         return "\n".join(out)
@@ -51,6 +52,7 @@ class Report:
     hazards: list = field(default_factory=list)
     counters: dict = field(default_factory=dict)
     notes: list = field(default_factory=list)
+    touched: object = None  # what a launch after this one may overlap with (dependent.py)
 
     @property
     def errors(self):

@@ -40,6 +40,7 @@ class Launch:
         self.coupled = ""  # why what a cluster does may depend on when others run (processes.py)
         self.all_counters = []
         self.param_mem, self.params, self.tensor_maps, self.sync_clocks = None, b"", {}, {}
+        self.before, self.before_records, self.waited, self.released = None, (0, 0), False, False  # dependent.py
         self.layout_shared()
 
     # --- addresses ------------------------------------------------------------------------------------------------------
