@@ -10,7 +10,9 @@ import torch
 from fa4c.ir import interpret_tile
 from fa4c.ir.context import new_context, parse_module
 from fa4c.ir.diagnostics import Diagnostic
-from fa4c.runtime import execute
+from fa4c.runtime import artifact as artifacts
+from fa4c.runtime import emulated, execute
+from fa4c.runtime.errors import BackendError
 
 FILE = pathlib.Path(__file__).parent / "inputs" / "scale_by_sums.mlir"
 SIZES = [(2, 133, 141), (1, 1, 8), (3, 258, 129)]  # batch, m, n: no multiples of a block, and m of nothing
@@ -48,6 +50,18 @@ def test_the_emulator_agrees(artifact, sizes):
     given, want = inputs(*sizes), expected(inputs(*sizes))
     out = execute.execute(artifact, given, backend="emulator")["out"].double().numpy()
     assert np.abs(out - want).max() / np.abs(want).max() < 2**-8
+
+
+@pytest.mark.parametrize("steps", [[1], [1, 0]])
+def test_a_workspace_that_no_kernel_has_written_is_named(artifact, steps):
+    """The reader alone, and the kernels in the wrong order; without hazard detection the values are spoilt."""
+    broken = artifacts.build({**artifact.manifest, "steps": [artifact.manifest["steps"][k] for k in steps]}, artifact.members)
+    with pytest.raises(BackendError) as caught:
+        execute.execute(broken, inputs(1, 40, 8), backend="emulator")
+    (name,) = (w["name"] for w in artifact.manifest["workspaces"])
+    assert f"uninitialised: read of {name} that nothing has written" in caught.value.why
+    out, reports = emulated.run_reported(broken, inputs(1, 40, 8), ("out",), hazards=False)
+    assert all(r.ok for r in reports) and out["out"].isnan().any()
 
 
 def test_the_artifact_names_every_kernel_its_members_and_the_padded_size(artifact):
