@@ -200,7 +200,8 @@ def _rescale_factor(op, mode):
 
 
 def _vote_any(op, mode):
-    return lambda operands, outer: [np.repeat(operands[0].reshape(-1, 16).any(axis=1), 16)]
+    rows = op.rows.value
+    return lambda operands, outer: [np.repeat(operands[0].reshape(-1, rows).any(axis=1), rows)]
 
 
 def _from_shared(op, mode):

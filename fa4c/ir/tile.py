@@ -36,7 +36,10 @@ class Reg(Tile.Attribute, name="reg"):
 
 
 class Tmem(Tile.Attribute, name="tmem"):
-    """A tile in tensor memory (sm_100a), from `column` on."""
+    """A tile in tensor memory (sm_100a), from `column` on; -1 until `tile-alias-tmem` has given it a place.
+
+    A tile of 256 rows is two blocks of 128, at that column of each half of the columns.
+    """
 
     column: ir.IntegerAttr
 
@@ -45,20 +48,37 @@ Operation = make_operation_base(Tile)
 
 
 class Scheduled(Operation):
-    """An operation that may carry its place in a software pipeline (written by `tile-pipeline`)."""
+    """An operation that may carry its place in a software pipeline (written by `tile-pipeline`).
 
-    _shared_optional = {"stage": OptionalAttr("0 : i64", ir.IntegerAttr), "order": OptionalAttr(None, ir.IntegerAttr)}
+    `after`, pairs (order, iterations before): operations of its loop that must be done before this one overwrites columns of tensor
+    memory that they use (written by `tile-alias-tmem`).
+    """
+
+    _shared_optional = {
+        "stage": OptionalAttr("0 : i64", ir.IntegerAttr),
+        "order": OptionalAttr(None, ir.IntegerAttr),
+        "after": OptionalAttr(None, ir.DenseI64ArrayAttr),
+    }
 
     def verify_invariants(self) -> bool:
-        return super().verify_invariants() and (
-            self.stage.value >= 0
-            or op_error(
+        if not super().verify_invariants():
+            return False
+        if self.stage.value < 0:
+            return op_error(
                 self,
                 f"has stage = {self.stage.value}",
                 why="in step k an operation of stage s works for iteration k - s",
                 fix="count stages from 0",
             )
-        )
+        return self.after is None or self._check_after()
+
+    def _check_after(self) -> bool:
+        numbers = list(self.after)
+        if len(numbers) % 2 or not all(n >= 0 for n in numbers):
+            return op_error(self, f"has after = {numbers}", why="it is pairs of an order and a number of iterations before")
+        if not any(space_of(result.type) == "tmem" for result in self.operation.results):
+            return op_error(self, "has after, but writes nothing in tensor memory", fix="remove after")
+        return True
 
 
 # ---------------------------------------------------------------------------------------------------------------- host
@@ -472,13 +492,13 @@ class ReduceOp(Scheduled, name="reduce"):
 
 
 class SplatOp(Operation, name="splat", traits=[ext.Pure]):
-    """out = a register tile full of `value`."""
+    """out = a tile in registers or tensor memory full of `value`."""
 
     value: ir.Attribute
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not _in_space(self, "out", self.out, "reg"):
+        if not _in_space(self, "out", self.out, "reg", "tmem"):
             return False
         if getattr(self.value, "type", None) != self.out.type.element_type:
             return op_error(self, f"has value = {self.value}, but the result holds {self.out.type.element_type}")
@@ -503,11 +523,12 @@ class RescaleFactorOp(Scheduled, name="rescale_factor"):
 
 
 class VoteAnyOp(Scheduled, name="vote_any"):
-    """out[i] = whether x holds in any row of i's group of 16, the rows of one warp: equal over a warp, so that a branch on it does not
+    """out[i] = whether x holds in any row of i's group of `rows`, those of one warp: equal over a warp, so that a branch on it does not
     diverge.
     """
 
     x: ext.Operand[Any]
+    rows: Any = optional(ir.IntegerAttr, "16 : i64")
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -515,7 +536,10 @@ class VoteAnyOp(Scheduled, name="vote_any"):
             return False
         if str(self.x.type.element_type) != "i1" or self.x.type != self.out.type:
             return op_error(self, f"takes {self.x.type} and gives {self.out.type}", why="it takes and gives one i1 a row")
-        return self.x.type.shape[0] % 16 == 0 or op_error(self, f"needs a multiple of 16 rows, but has {self.x.type.shape[0]}")
+        rows = self.rows.value
+        if rows not in (16, 32):
+            return op_error(self, f"has rows = {rows}", why="a warp holds 16 rows of a wgmma accumulator, or 32 of a tile in tensor memory")
+        return self.x.type.shape[0] % rows == 0 or op_error(self, f"needs a multiple of {rows} rows, but has {self.x.type.shape[0]}")
 
 
 class ToSharedOp(Scheduled, name="to_shared"):
@@ -688,11 +712,11 @@ def _schedules_stand_in_loops(region) -> bool:
     """Elsewhere operations run once, in text order, and a schedule would be dropped silently."""
     for op in _operations(region):
         if isinstance(op, Scheduled) and op.operation.parent.name != "scf.for":
-            for name in ("stage", "order"):
+            for name in ("stage", "order", "after"):
                 if name in op.attributes:
                     return op_error(
                         op,
-                        f"has {name} = {op.attributes[name].value}, but stands in no loop",
+                        f"has {name} = {getattr(op.attributes[name], 'value', op.attributes[name])}, but stands in no loop",
                         why="it would place it in a loop's steps",
                         fix=f"remove {name}",
                     )
@@ -710,8 +734,8 @@ def _in_space(op, name, value, *spaces, rank=None) -> bool:
         return True
     if not value.type.has_static_shape or value.type.rank not in (1, 2):
         return op_error(op, f"needs {name} of fixed size, with rows or rows and columns, but it is {value.type}")
-    if space == "tmem" and not 0 <= column_of(value.type) < 512:
-        return op_error(op, f"needs {name} at a column of tensor memory, 0 to 511, but it is {value.type}")
+    if space == "tmem" and not -1 <= column_of(value.type) < 512:
+        return op_error(op, f"needs {name} at a column of tensor memory, 0 to 511 (-1: not placed yet), but it is {value.type}")
     return True
 
 

@@ -138,13 +138,16 @@ class BufferOp(Operation, name="buffer"):
 class PipelineOp(Operation, name="pipeline"):
     """`stages` full mbarriers from byte `offset` on, then, if `arrivals` is not 0, as many empty ones that take `arrivals` arrivals each.
 
-    A full barrier completes when `tx_bytes` have arrived; with 0, when one thread has.
+    A full barrier completes when `tx_bytes` have arrived; with 0, when `fills` threads (or MMAs' commits) have. With `groups` there are
+    so many times the barriers: each compute warpgroup has a ring of its own.
     """
 
     stages: ir.IntegerAttr
     offset: ir.IntegerAttr
     tx_bytes: ir.IntegerAttr
     arrivals: ir.IntegerAttr
+    fills: Any = optional(ir.IntegerAttr, "1 : i64")
+    groups: Any = optional(ir.IntegerAttr, "1 : i64")
     out: ext.Result[PipeType]
 
     def verify_op(self) -> bool:
@@ -152,6 +155,12 @@ class PipelineOp(Operation, name="pipeline"):
             return op_error(self, f"has {self.stages.value} stages", why="a pipeline has at least one")
         if self.offset.value % 8:
             return op_error(self, f"has offset {self.offset.value}", why="mbarriers are 8 bytes, 8-byte aligned")
+        if self.fills.value < 1 or self.groups.value < 1 or (self.fills.value > 1 and self.tx_bytes.value):
+            return op_error(
+                self,
+                f"has fills = {self.fills.value}, groups = {self.groups.value}, tx_bytes = {self.tx_bytes.value}",
+                why="threads fill a slot, at least one, or the bytes of copies that one thread has announced",
+            )
         return 0 <= self.tx_bytes.value < 1 << 20 or op_error(
             self, f"has tx_bytes = {self.tx_bytes.value}", why="an mbarrier counts up to 2**20 - 1 bytes"
         )
@@ -167,20 +176,31 @@ class InitBarriersOp(Operation, name="init_barriers"):
 
 
 class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
-    """What `warps` (consecutive) do. They set their register limit to `registers`; only the first `active` of them run the body."""
+    """What `warps` (consecutive) do. They set their register limit to `registers`; only the first `active` of them run the body.
+
+    `layout` says which part of a register tile a thread holds: "quads", that of a wgmma accumulator, 64 rows a warpgroup, four lanes to
+    a row; "lanes", one row a thread, 128 rows a warpgroup, as tensor memory is read.
+    """
 
     sym_name: ir.StringAttr
     warps: ir.DenseI64ArrayAttr
     active: ir.IntegerAttr
     registers: ir.IntegerAttr
+    layout: Any = optional(ir.StringAttr, '"quads"')
     body: ext.Region
 
     def verify_op(self) -> bool:
         warps = list(self.warps)
-        if not warps or warps != list(range(warps[0], warps[0] + len(warps))) or warps[0] % 4 or len(warps) % 4:
+        whole = bool(warps) and warps[0] % 4 == 0 and len(warps) % 4 == 0
+        within = bool(warps) and warps[0] // 4 == warps[-1] // 4
+        if not warps or warps != list(range(warps[0], warps[0] + len(warps))) or not (whole or within):
             return op_error(
-                self, f"has warps = {warps}", why="a role is made of whole warpgroups: 4 consecutive warps each, from a multiple of 4 on"
+                self,
+                f"has warps = {warps}",
+                why="a role is made of whole warpgroups, 4 consecutive warps each from a multiple of 4 on, or of warps of one warpgroup",
             )
+        if self.layout.value not in ("quads", "lanes"):
+            return op_error(self, f"has layout = {self.layout}", why='known are "quads" and "lanes"')
         if not 1 <= self.active.value <= len(warps):
             return op_error(self, f"has {self.active.value} active warps of {len(warps)}")
         registers = self.registers.value
@@ -215,15 +235,22 @@ class WalkOp(Operation, name="walk", traits=[ir.NoTerminatorTrait]):
 
 
 class StateOp(Operation, name="state"):
-    """A role's state in a pipe, at slot 0. `phase` is the parity its first wait expects: 0 for consumers, 1 for producers."""
+    """A role's state in a pipe, at slot 0. `phase` is the parity its first wait expects: 0 for consumers, 1 for producers.
+
+    Of a pipe with `groups`, `group` names the ring; absent, each warpgroup's own.
+    """
 
     pipe: ext.Operand[Any]
     phase: ir.IntegerAttr
+    group: Any = optional(ir.IntegerAttr)
     out: ext.Result[StateType]
 
     def verify_op(self) -> bool:
         if not _made_by(self, "pipe", self.pipe, PipelineOp):
             return False
+        groups = self.pipe.owner.opview.groups.value
+        if self.group is not None and not 0 <= self.group.value < groups:
+            return op_error(self, f"has group = {self.group.value}", why=f"its pipe has {groups} rings")
         return self.phase.value in (0, 1) or op_error(self, f"has phase = {self.phase.value}", why="a parity is 0 or 1")
 
 

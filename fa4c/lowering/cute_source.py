@@ -4,8 +4,7 @@ Rules for the generated text (facts: the project's sheet "CuTe DSL as a code gen
 single if/elif on the warp index; rolled loops say `unroll=1`; fragments are flat and indexed by trace-time constants only, so they stay
 in registers; slot and phase are plain Int32 variables.
 
-Thread coordinates (PTX ISA, wgmma accumulator): element r of a thread lies in row `row0 + 8 * (r // 2 % 2)` and column
-`col0 + 8 * (r // 4) + r % 2`; of a row vector or a rows x 4 tile it holds 2, rows `row0` and `row0 + 8`. A tile of 64 rows that
+Which elements of a register tile a thread holds: `thread_layout.py`, by the role's `layout`. A tile of 64 rows in "quads" that
 several warpgroups share by columns has rows `row0_shared`, and columns from `col0` plus the first one of the share on.
 """
 
@@ -18,14 +17,17 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from . import parameters
 from .cute_tiles import TileRules
+from .cute_tmem import TMEM_RULES, TmemRules
 from .prelude import IMPORTS, prelude_for
 from .scalar_source import dsl_type, expression, is_literal
 from .source_text import Lines, Names, comment
+from .thread_layout import LAYOUTS
 
 _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t row0 col0 r g c kk lane OperandMajorMode "
     "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
-    "truncated_div row col add_to_global warp_rows_sum load_pair exchange_if"
+    "truncated_div row col add_to_global warp_rows_sum load_pair exchange_if "
+    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row"
 ).split()
 
 
@@ -36,7 +38,7 @@ def emit(module: ir.Module) -> dict[str, str]:
     return {launch.name: _Kernel(launch).source() for launch in parameters.launches(module)}
 
 
-class _Kernel(TileRules):
+class _Kernel(TileRules, TmemRules):
     def __init__(self, launch: parameters.Launch):
         self.launch, self.kernel = launch, launch.kernel
         self.parameters = parameters.of_kernel(launch)
@@ -153,7 +155,7 @@ class _Kernel(TileRules):
         if op.emulated.value == 0:
             text = f"cute.math.exp2({x}, fastmath=True)"
         else:
-            text = f"exp2_emulated({x}) if {self.element} // 4 % 16 < {op.emulated.value} else cute.math.exp2({x}, fastmath=True)"
+            text = f"exp2_emulated({x}) if {self.layout.column_group(self.element)} % 16 < {op.emulated.value} else cute.math.exp2({x}, fastmath=True)"
         self._assign(op.out, text)
 
     def ptx(self, op) -> None:
@@ -177,11 +179,12 @@ class _Kernel(TileRules):
 
     def pipeline(self, op) -> None:
         name = self.names.fresh(f"full_{self._tensor_name(op.out)}")
-        self.top(f"{name} = cute.recast_ptr(base + {op.offset.value}, dtype=Int64)  # {op.stages.value} x {op.tx_bytes.value} bytes")
+        slots = op.stages.value * op.groups.value
+        self.top(f"{name} = cute.recast_ptr(base + {op.offset.value}, dtype=Int64)  # {slots} x {op.tx_bytes.value} bytes")
         self.values[op.out] = name
         if op.arrivals.value:
             empty = self.names.fresh(name.replace("full", "empty"))
-            self.top(f"{empty} = {name} + {op.stages.value}  # {op.arrivals.value} warps")
+            self.top(f"{empty} = {name} + {slots}  # {op.arrivals.value} warps")
             self.values[op.out, "empty"] = empty
 
     def init_barriers(self, op) -> None:
@@ -189,8 +192,8 @@ class _Kernel(TileRules):
             with self.top.block("with cute.arch.elect_one():"):
                 for pipe in op.pipes:
                     made = pipe.owner.opview
-                    with self.unrolled("s", made.stages.value) as s:
-                        self.top(f"cute.arch.mbarrier_init({self.values[pipe]} + {s}, 1)")
+                    with self.unrolled("s", made.stages.value * made.groups.value) as s:
+                        self.top(f"cute.arch.mbarrier_init({self.values[pipe]} + {s}, {made.fills.value})")
                         if made.arrivals.value:
                             self.top(f"cute.arch.mbarrier_init({self.values[pipe, 'empty']} + {s}, {made.arrivals.value})")
             self.top("cute.arch.mbarrier_init_fence()")
@@ -214,13 +217,20 @@ class _Kernel(TileRules):
                 condition = f"warp == {first}" if op.active.value == 1 else f"warp < {first + op.active.value}"
                 with self.top.block(f"if {condition}:"):
                     self._role_body(body)
+            elif count % 4:
+                self._role_body(body)
             else:
                 self.top(f"wg = warp // 4 - {first // 4}")
                 self.top("t = tid % 128")
-                self.top("row0 = wg * 64 + t // 32 * 16 + t % 32 // 4")
-                self.top("col0 = t % 4 * 2")
+                for line in self.layout.header():
+                    self.top(line)
                 self._role_body(body)
         self.role = None
+
+    @property
+    def layout(self):
+        """Which elements of a register tile a thread of this role holds."""
+        return LAYOUTS[self.role.layout.value]
 
     def _role_body(self, body: Lines) -> None:
         for part in (self.header, self.views, body):
@@ -287,25 +297,33 @@ class _Kernel(TileRules):
     def _pipe(self, state):
         return state.owner.opview.pipe
 
+    def _full(self, state) -> str:
+        """The full barrier of the state's slot."""
+        return f"{self.operand(self._pipe(state))} + {self._slot(state)}"
+
+    def _empty(self, state) -> str:
+        return f"{self.values[self._pipe(state), 'empty']} + {self._slot(state)}"
+
+    def _slot(self, state) -> str:
+        """Number of the slot, among those of all groups."""
+        pipe, group = self._pipe(state).owner.opview, state.owner.opview.group
+        if pipe.groups.value == 1:
+            return self.operand(state)
+        ring = "wg" if group is None else group.value
+        return f"{ring} * {pipe.stages.value} + {self.operand(state)}"
+
     def acquire(self, op) -> None:
-        self.top(
-            f"cute.arch.mbarrier_wait({self.values[self._pipe(op.state), 'empty']} + {self.operand(op.state)}, {self.values[op.state, 'phase']})"
-        )
+        self.top(f"cute.arch.mbarrier_wait({self._empty(op.state)}, {self.values[op.state, 'phase']})")
 
     def arm(self, op) -> None:
-        pipe = self._pipe(op.state)
-        self.top(
-            f"cute.arch.mbarrier_arrive_and_expect_tx({self.operand(pipe)} + {self.operand(op.state)}, {pipe.owner.opview.tx_bytes.value})"
-        )
+        self.top(f"cute.arch.mbarrier_arrive_and_expect_tx({self._full(op.state)}, {self._pipe(op.state).owner.opview.tx_bytes.value})")
 
     def wait(self, op) -> None:
-        self.top(
-            f"cute.arch.mbarrier_wait({self.operand(self._pipe(op.state))} + {self.operand(op.state)}, {self.values[op.state, 'phase']})"
-        )
+        self.top(f"cute.arch.mbarrier_wait({self._full(op.state)}, {self.values[op.state, 'phase']})")
 
     def release(self, op) -> None:
         with self.top.block("if prims.elect_sync():"):
-            self.top(f"cute.arch.mbarrier_arrive({self.values[self._pipe(op.state), 'empty']} + {self.operand(op.state)})")
+            self.top(f"cute.arch.mbarrier_arrive({self._empty(op.state)})")
 
     def advance(self, op) -> None:
         stages = self._pipe(op.state).owner.opview.stages.value
@@ -401,4 +419,5 @@ _RULES = {
     warp.WgmmaCommitOp: _Kernel.wgmma_commit,
     warp.WgmmaWaitOp: _Kernel.wgmma_wait,
     warp.WgmmaOp: _Kernel.wgmma,
+    **TMEM_RULES,
 }

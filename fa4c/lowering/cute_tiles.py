@@ -27,7 +27,7 @@ class TileRules:
         """Innermost first; the innermost moves with the slab, `row` with the warpgroup."""
         texts = [self.operand(c) for c in coords]
         if row is not None:
-            texts[row] = f"{texts[row]} + wg * 64"
+            texts[row] = f"{texts[row]} + wg * {self.layout.rows}"
         texts[-1] = slab_offset if texts[-1] == "0" else f"{texts[-1]} + {slab_offset}"
         return ", ".join(reversed(texts))
 
@@ -90,12 +90,12 @@ class TileRules:
 
     def tma_store(self, op) -> None:
         span, slabs, rows, _ = self._slab(op.buffer)
-        self._check_box(op, [64, span])
+        self._check_box(op, [self.layout.rows, span])
         self.top(comment(op))
         with self.unrolled("slab", slabs) as slab:
             self.top(
                 f"prims.cp_async_bulk_tensor_global_shared_cta({self.operand(op.map)}.get_ptr(), "
-                f"{self.operand(op.buffer)} + wg * {64 * span} + {slab} * {rows * span}, ({self._coords(op.coords, f'{slab} * {span}', op.row.value)}))"
+                f"{self.operand(op.buffer)} + wg * {self.layout.rows * span} + {slab} * {rows * span}, ({self._coords(op.coords, f'{slab} * {span}', op.row.value)}))"
             )
 
     def _check_box(self, op, want) -> None:
@@ -116,6 +116,9 @@ class TileRules:
         self.top(f"cute.arch.cp_async_bulk_wait_group({op.pending.value}, read=True)")
 
     def store_shared(self, op) -> None:
+        if self.layout.rows == 128:
+            self.store_shared_rows(op)
+            return
         columns = op.source.type.shape[1] // self._shares(op.source.type)
         dtype = dsl_type(op.source.type.element_type)
         source = self.operand(op.source)
@@ -137,6 +140,9 @@ class TileRules:
         )
 
     def store_rows(self, op) -> None:
+        if self.layout.rows == 128:
+            self.store_one_row(op)
+            return
         target, rank = op.target, op.target.type.rank
         source = self.operand(op.source)
         coords = [self.operand(c) for c in op.coords]
@@ -218,7 +224,7 @@ class TileRules:
 
     def _elements(self, kind) -> int:
         """Values a thread holds."""
-        return warp.values_held(kind, self.role.active.value // 4)
+        return self.layout.elements(kind, self.role.active.value // 4)
 
     def fill(self, op) -> None:
         kind = op.target.type
@@ -249,18 +255,18 @@ class TileRules:
         row0, col0 = self._first_element(kind)
         with self.unrolled("r", self._elements(kind)) as r:
             self.element = r
-            half = f"{r} // 2 % 2" if full_width else r
+            part = self.layout.row_part(r, full_width)
             for argument, value in zip(arguments, op.inputs, strict=False):
-                place = half if value.type.rank == 1 and kind.rank == 2 else r
+                place = part if value.type.rank == 1 and kind.rank == 2 else r
                 if value.type.rank == 2 and value.type.shape[0] == 1:
-                    place = f"{r} // 4 * 2 + {r} % 2"
+                    place = self.layout.column_part(r)
                 flag = " != 0" if str(value.type.element_type) == "i1" else ""
                 self._assign(argument, f"{self.operand(value)}[{place}]{flag}", "x")
             used = _uses(body)
             if arguments[-2] in used:
-                self._assign(arguments[-2], f"{row0} + 8 * ({half})", "row")
+                self._assign(arguments[-2], self.layout.row(r, full_width, row0), "row")
             if arguments[-1] in used:
-                self._assign(arguments[-1], f"{col0} + 8 * ({r} // 4) + {r} % 2" if full_width else "t % 4", "col")
+                self._assign(arguments[-1], self.layout.column(r, full_width, col0), "col")
             operations = list(body.operations)
             for inner in operations[:-1]:
                 self.emit(inner)
@@ -270,6 +276,9 @@ class TileRules:
             self.top(f"{self.operand(op.target)}[{r}] = {result}")
 
     def reduce(self, op) -> None:
+        if self.layout.rows == 128:
+            self.reduce_row(op)
+            return
         source, target = self.operand(op.source), self.operand(op.target)
         kind, columns = op.kind.value, op.source.type.shape[1]
         lanes = op.target.type.rank == 1
@@ -294,10 +303,10 @@ class TileRules:
     def vote_any(self, op) -> None:
         source, target = self.operand(op.source), self.operand(op.target)
         self.top(comment(op))
-        vote = self.names.fresh("vote")
-        self.top(f"{vote} = select(Int32, cute.arch.vote_any_sync(({source}[0] | {source}[1]) != 0), 1, 0)")
-        self.top(f"{target}[0] = {vote}")
-        self.top(f"{target}[1] = {vote}")
+        vote, held = self.names.fresh("vote"), range(self._elements(op.source.type))
+        self.top(f"{vote} = select(Int32, cute.arch.vote_any_sync(({' | '.join(f'{source}[{r}]' for r in held)}) != 0), 1, 0)")
+        for r in held:
+            self.top(f"{target}[{r}] = {vote}")
 
     def wgmma_fence(self, op) -> None:
         self.top("warpgroup.fence()")

@@ -2,6 +2,8 @@
 
 import re
 
+from .prelude_tmem import TMEM_HELPERS
+
 IMPORTS = [
     "import cuda.bindings.driver as cudadrv",
     "import cutlass",
@@ -125,7 +127,14 @@ def warp_rows_sum(x):
     return x + cute.arch.shuffle_sync_bfly(x, 16)
 ''',
 }
-_NEEDS = {"truncated_div": ["select"], "read_element": ["select"], "exchange_if": ["select"]}
+_HELPERS.update(TMEM_HELPERS)
+_NEEDS = {
+    "truncated_div": ["select"],
+    "read_element": ["select"],
+    "exchange_if": ["select"],
+    "tmem_load": ["tmem_pieces"],
+    "tmem_store": ["tmem_pieces"],
+}
 
 
 def prelude_for(body: str) -> list[str]:

@@ -17,6 +17,7 @@ _REGISTERS_PER_FURTHER_SOFTMAX = 8  # two rows a thread: maximum, row sum, facto
 _BACKWARD_HALVES = 5
 _COMPUTE_WARPGROUPS = (1, 2, 3)
 _COPYING_WARPGROUPS = 1  # of kernels without a loop, which memory bandwidth bounds: small CTAs, several on an SM
+_ROW_BLOCKS = (1, 2)
 _PRODUCER_REGISTERS = 24
 _BARRIER_BYTES = 1024
 _DEFAULT_BUFFERS = 2
@@ -45,7 +46,7 @@ class Shape:
 def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int = 0, buffers: int = 0) -> Shape:
     """The cheapest shape that fits; 0 means free. Raises `Diagnostic` at `op`, with the numbers, where nothing does."""
     _check_options(op, target, block_m, block_n, buffers)
-    groups = _COMPUTE_WARPGROUPS if demand.column_tiles else (_COPYING_WARPGROUPS,)
+    groups = _groups(target) if demand.column_tiles else (_COPYING_WARPGROUPS,)
     rows = [block_m] if block_m else [target.mma.m * count for count in groups]
     columns = [block_n] if block_n else list(range(_COLUMN_STEP, min(_WIDEST, target.mma.n_max) + 1, _COLUMN_STEP))
     candidates = [Shape(m, n, buffers or _DEFAULT_BUFFERS) for m in rows for n in columns]
@@ -62,12 +63,12 @@ def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int =
 
 
 def _check_options(op, target, block_m, block_n, buffers) -> None:
-    most = target.mma.m * max(_COMPUTE_WARPGROUPS)
+    most = target.mma.m * max(_groups(target))
     if block_m < 0 or block_m % target.mma.m or block_m > most:
         raise op_diagnostic(
             op,
             f"cannot have block_m = {block_m}",
-            why=f"each of 1 to {max(_COMPUTE_WARPGROUPS)} warpgroups computes {target.mma.m} rows",
+            why=f"each of 1 to {max(_groups(target))} warpgroups computes {target.mma.m} rows",
             fix=f"take a multiple of {target.mma.m} up to {most}, or 0 to let the pass choose",
         )
     if block_n < 0 or block_n % _COLUMN_STEP or block_n > target.mma.n_max:
@@ -86,12 +87,20 @@ def _check_options(op, target, block_m, block_n, buffers) -> None:
         )
 
 
+def _groups(target) -> tuple[int, ...]:
+    """Compute warpgroups: as many as rows of an MMA fit registers, or row blocks tensor memory's halves."""
+    return _COMPUTE_WARPGROUPS if target.mma.accumulator == "reg" else _ROW_BLOCKS
+
+
 def problem_with(demand: Demand, target, shape: Shape) -> str:
     """What does not fit, in numbers; "" if all does."""
     warpgroups = shape.block_m // target.mma.m
     registers, budget = _registers(demand, target, shape), register_budget(target, warpgroups)
     if registers > budget:
         return f"a thread would need about {registers} registers, but {budget} are there with {warpgroups} compute warpgroups"
+    columns = warpgroups * _columns(demand, shape)
+    if target.mma.accumulator == "tmem" and columns > target.tmem_columns:
+        return f"it needs {columns} columns of tensor memory, but there are {target.tmem_columns}"
     if demand.streamed and shape.block_n not in (target.mma.m, target.mma.m * warpgroups):
         return f"an MMA that sums over rows has block_n rows: {target.mma.m}, or {target.mma.m} for each of {warpgroups} warpgroups"
     smem = _smem(demand, shape)
@@ -104,7 +113,7 @@ def _registers(demand: Demand, target, shape: Shape) -> int:
     threads = 32 * target.warps_per_warpgroup
     scores = -(-target.mma.m * shape.block_n * demand.live_halves // (2 * threads))
     streamed = [width * shape.block_n // (threads * shape.block_m // target.mma.m) for width in demand.streamed]
-    accumulators = target.mma.m * sum(demand.accumulators)
+    accumulators = target.mma.m * sum(demand.accumulators) if target.mma.accumulator == "reg" else 0
     return (
         max([scores, *streamed])
         + accumulators // threads
@@ -131,6 +140,12 @@ def register_budget(target, warpgroups: int) -> int:
     step = target.register_step
     share = (target.registers // threads - _PRODUCER_REGISTERS) // warpgroups
     return min(share // step * step, target.max_registers_per_thread // step * step - step)
+
+
+def _columns(demand: Demand, shape: Shape) -> int:
+    """Tensor memory of a row block: f32 scores, over which 16-bit operands may lie once they are read, and accumulators."""
+    scores = len(demand.column_tiles) - len(demand.accumulators)
+    return scores * shape.block_n + sum(demand.accumulators)
 
 
 def _smem(demand: Demand, shape: Shape) -> int:

@@ -209,8 +209,11 @@ class _Storage:
     def __init__(self, body: _Body, costs: list[Cost], target):
         self.body, self.costs, self.target = body, costs, target
         self.place = {value: value for value in [*body.index, *body.arguments]}
+        self._columns_short = self._columns() - _columns_there([*body.index, *body.arguments], target)
         for i, op in enumerate(body.ops):
             taken = self._taken_over(i, op)
+            if taken is None and self._columns_short > 0:
+                taken = self._dead_columns(i, op)
             if taken is not None:
                 self.place[op.operation.results[0]] = self._find(taken)
         self.copied = [argument for argument in body.arguments if not self._join_carried(argument)]
@@ -252,9 +255,33 @@ class _Storage:
         else:
             wanted = []
         for value in wanted:
-            is_place = value in self.place and space_of(value.type) == "reg" and value not in self.body.yields
+            is_place = value in self.place and space_of(value.type) in ("reg", "tmem") and value not in self.body.yields
             if is_place and all(r <= i for r in self.body.readers[value]):
                 return value
+        return None
+
+    def _columns(self) -> int:
+        """Columns of tensor memory, were each accumulator and each operand A to have a place of its own."""
+        own = [v for v in self.place if space_of(v.type) == "tmem" and not self._goes_on(v)]
+        return sum(_words(value.type) for value in own)
+
+    def _goes_on(self, value) -> bool:
+        """Whether a value in tensor memory is formed in the place of another one."""
+        op = self.body.ops[self.body.index[value]] if value in self.body.index else None
+        if isinstance(op, tile.MmaOp):
+            return op.acc is not None
+        return isinstance(op, tile.MapOp) and any(v.type == value.type for v in op.inputs)
+
+    def _dead_columns(self, i: int, op):
+        """Where tensor memory is short: a tile there that nobody reads after this operation, wide enough to form the result over it."""
+        if not isinstance(op, tile.MapOp) or space_of(op.out.type) != "tmem" or self._goes_on(op.out):
+            return None
+        for value, writer in self.body.index.items():
+            dead = writer < i and space_of(value.type) == "tmem" and value not in self.body.yields
+            if dead and self._find(value) == value and all(r < i for r in self.body.readers[value]):
+                if _words(value.type) >= _words(op.out.type):
+                    self._columns_short -= _words(op.out.type)
+                    return value
         return None
 
     def _join_carried(self, argument) -> bool:
@@ -320,3 +347,14 @@ class _Storage:
             edges.append(Edge(writer, reader, 0, 1, steps=1, ordered=False, why=why.format("{src}")))
             edges.append(Edge(reader, writer, 0, 0, ordered=False, why=why.format("{dst}")))
         return edges
+
+
+def _words(kind) -> int:
+    """32-bit columns of tensor memory that a tile takes."""
+    return -(-kind.shape[1] * kind.element_type.width // 32)
+
+
+def _columns_there(values, target) -> int:
+    """Columns of tensor memory for a row block."""
+    rows = max((v.type.shape[0] for v in values if space_of(v.type) == "tmem"), default=target.mma.m)
+    return target.tmem_columns // max(1, rows // target.mma.m)

@@ -17,6 +17,15 @@ SM90A_FORWARD = {
     "warp": "warp-ping-pong,warp-insert-barriers,warp-check",
 }
 
+# As on Hopper, but sums lie in tensor memory, whose columns are given out once the order of a step is known.
+SM100A_FORWARD = {
+    "attn": "attn-simplify-mask,attn-fold-scale",
+    "attn to tile": "attn-to-tile",
+    "tile": "tile-accumulate-in-tmem,tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-alias-tmem,tile-lpt-grid,tile-persistent",
+    "tile to warp": "warp-specialize,cse",
+    "warp": "warp-insert-barriers,warp-check",
+}
+
 # A scale that is the softmax's own saves a map in its derivative; masks are simplified in the orientation that the block loop has.
 SM90A_BACKWARD = {
     "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=false},attn-outline-kernels,"
@@ -27,7 +36,7 @@ SM90A_BACKWARD = {
     "warp": "warp-insert-barriers,warp-check",
 }
 
-PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD}
+PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD, ("sm_100a", "fwd"): SM100A_FORWARD}
 
 # Where sums of several CTAs have a fixed order. A target and direction that is not here has no such sum.
 DETERMINISTIC: dict[tuple[str, str], dict[str, str]] = {}

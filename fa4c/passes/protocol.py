@@ -13,11 +13,12 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from ..ir import warp
+from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
 from . import shared_exchange
+from .protocol_tmem import TMEM_RULES, TmemRules
 from .sampled_scalars import SampledScalars, counted_dims
 
 _SAMPLES = 16
@@ -62,7 +63,7 @@ class _Program:
         return self._values[op]
 
 
-_STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp)
+_STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp, warp_tmem.TmemAllocOp, warp_tmem.TmemOp)
 
 
 def _overlap(a, b) -> bool:
@@ -87,6 +88,9 @@ class _Slot:
     bytes_in: int = 0
     emptied: int = 0
     arrivals: int = 0
+    fills: int = 0  # arrivals at the full barrier, where no bytes are counted
+    full_clock: dict = field(default_factory=dict)  # what those who filled it, or emptied it, knew
+    empty_clock: dict = field(default_factory=dict)
     buffers: set = field(default_factory=set)  # what its bytes went to
     readers: set = field(default_factory=set)  # agents that waited for it and did not release it yet
 
@@ -110,6 +114,8 @@ class _Place:
     stage: int
     phase: int
     producer: bool
+    group: int = 0
+    seen: int = -1  # phases of its slots that it waited for; -1: it never waits
     acquired: bool = False
     waited: bool = False
     released: bool = False
@@ -152,16 +158,20 @@ class _Agent:
             [],
             set(),
         )  # TMA stores; drained: waited for by one thread, not yet known to all
+        self.clock = {}  # agent -> how far it is known to have come
+        self.loading, self.stores = set(), set()  # fragments, tiles in tensor memory: asynchronous copies not waited for
         self.blocked_on = None
         self.steps = machine.walk(self, machine.program.bodies[role])
         self.name = role.sym_name.value + (f", warpgroup {group}" if warps == 4 else "")
 
 
-class _Machine:
+class _Machine(TmemRules):
     def __init__(self, program, scalars):
         self.program, self.scalars = program, scalars
         self.slots, self.barriers, self.epoch = {}, {}, {}
-        self.reads = {}  # (agent, pipe, stage, state) -> waits
+        self.reads = {}  # (agent, pipe, group, stage, state) -> waits
+        self.tmem_accesses = []
+        self.mma_reads = {}  # (agent, buffer) -> number of the last tcgen05 MMA that reads it
         self.last_read, self.overwritten = {}, set()
         for value in program.shared_scalars:
             scalars.value(value)
@@ -222,21 +232,21 @@ class _Machine:
                 raise op_diagnostic(written, "writes a buffer that nothing reads", fix="store it with warp.tma_store, or remove it")
             if agent.has_turn:
                 raise op_diagnostic(agent.role, "ends with a turn that it never gave on", fix="put warp.turn_give after the MMAs")
-        for (pipe, stage), slot in self.slots.items():
+        for (pipe, group, stage), slot in self.slots.items():
             if slot.armed or slot.bytes_in:
                 raise op_diagnostic(
                     pipe.owner.opview,
                     f"ends with slot {stage} half filled",
                     why="bytes that were announced never came, or came unannounced",
                 )
-            waits = sum(1 for a in self.agents for p in a.places.values() if p.pipe == pipe and not p.producer)
-            if slot.filled and waits and slot.filled > self._consumed(pipe, stage):
+            waits = sum(1 for a in self.agents for p in a.places.values() if p.pipe == pipe and p.group == group and not p.producer)
+            if slot.filled and waits and slot.filled > self._consumed(pipe, group, stage):
                 raise op_diagnostic(
                     pipe.owner.opview, f"ends with slot {stage} filled but never read", why="one role loads more often than the other reads"
                 )
 
-    def _consumed(self, pipe, stage) -> int:
-        return max((count for (_, p, s, _), count in self.reads.items() if (p, s) == (pipe, stage)), default=0)
+    def _consumed(self, pipe, group, stage) -> int:
+        return max((count for (_, p, g, s, _), count in self.reads.items() if (p, g, s) == (pipe, group, stage)), default=0)
 
     # -- control flow
 
@@ -284,7 +294,7 @@ class _Machine:
             else:
                 while slot.filled % 2 == place.phase:
                     yield op
-                key = (agent, place.pipe, place.stage, op.state)
+                key = (agent, place.pipe, place.group, place.stage, op.state)
                 self.reads[key] = self.reads.get(key, 0) + 1
                 slot.arrivals += agent.warps
                 if slot.arrivals == self._arrivals(place):
@@ -294,10 +304,12 @@ class _Machine:
     # -- pipes
 
     def slot(self, place) -> _Slot:
-        return self.slots.setdefault((place.pipe, place.stage), _Slot())
+        return self.slots.setdefault((place.pipe, place.group, place.stage), _Slot())
 
     def state(self, agent, op) -> None:
-        agent.places[op.out] = _Place(op.pipe, 0, op.phase.value, producer=op.phase.value == 1)
+        group = agent.group if op.group is None and op.pipe.owner.opview.groups.value > 1 else op.group.value if op.group is not None else 0
+        producer = op.phase.value == 1
+        agent.places[op.out] = _Place(op.pipe, 0, op.phase.value, producer, group, seen=-1 if producer else 0)
 
     def acquire(self, agent, op):
         place = agent.places[op.state]
@@ -311,6 +323,7 @@ class _Machine:
         while self.slot(place).emptied % 2 == place.phase:  # a fresh mbarrier answers true for parity 1
             yield op
         place.acquired = True
+        self.learn(agent, self.slot(place).empty_clock)
 
     def _arrivals(self, place) -> int:
         return place.pipe.owner.opview.arrivals.value
@@ -327,6 +340,7 @@ class _Machine:
                 fix="put warp.acquire before it",
             )
         slot.armed = True
+        self.tell(agent, slot.full_clock)
         self._complete_fill(place)
 
     def tma_load(self, agent, op) -> None:
@@ -386,8 +400,10 @@ class _Machine:
         while self.slot(place).filled % 2 == place.phase:
             yield op
         place.waited, place.released = True, False
+        place.seen = self.slot(place).filled
+        self.learn(agent, self.slot(place).full_clock)
         self.slot(place).readers.add(agent)
-        key = (agent, place.pipe, place.stage, op.state)
+        key = (agent, place.pipe, place.group, place.stage, op.state)
         self.reads[key] = self.reads.get(key, 0) + 1
 
     def release(self, agent, op) -> None:
@@ -410,9 +426,20 @@ class _Machine:
                 why="one lane arrives for its warp, and nothing says that the others are done",
                 fix="put warp.sync_warp before it",
             )
+        self._arrive_empty(agent, op, place, agent.warps)
+
+    def give_back(self, agent, op, place, arrivals: int) -> None:
+        """By a commit: once all MMAs before it are done."""
+        if not place.waited or place.released:
+            raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
+        self._arrive_empty(agent, op, place, arrivals)
+
+    def _arrive_empty(self, agent, op, place, arrivals: int) -> None:
+        slot = self.slot(place)
+        self.tell(agent, slot.empty_clock)
         place.released = True
         slot.readers.discard(agent)
-        slot.arrivals += agent.warps
+        slot.arrivals += arrivals
         if slot.arrivals == self._arrivals(place):
             slot.arrivals, slot.emptied = 0, slot.emptied + 1
         elif slot.arrivals > self._arrivals(place):
@@ -437,12 +464,9 @@ class _Machine:
     def wgmma(self, agent, op) -> None:
         reads = []
         for buffer, state in ((op.a, op.a_state), (op.b, op.b_state)):
-            if space_of(buffer.type) != "smem":
-                continue
-            if state is None or warp.is_slot_number(state):
-                self._read_written(agent, op, buffer, 0 if state is None else agent.scalars.value(state))
-                continue
-            reads.append((self._check_slot(agent, op, buffer, state), buffer))
+            if space_of(buffer.type) == "smem" and (slot := self.read_slot(agent, op, buffer, state)) is not None:
+                reads.append((slot, buffer))
+                self.last_read[agent, buffer] = self.epoch.get(agent, 0)
         a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
         for written, read, *_ in [*agent.in_flight, agent.open_group]:
             if written & a_fragment or op.acc in read:
@@ -465,6 +489,13 @@ class _Machine:
         agent.open_group[1] |= a_fragment
         agent.open_group[2] += reads
 
+    def read_slot(self, agent, op, buffer, state):
+        """An MMA reads a slot, or None for a buffer that threads wrote."""
+        if state is None or warp.is_slot_number(state):
+            self._read_written(agent, op, buffer, 0 if state is None else agent.scalars.value(state))
+            return None
+        return self._check_slot(agent, op, buffer, state)
+
     def _check_slot(self, agent, op, buffer, state):
         """The slot, which is full and holds what `op` means."""
         place = agent.places[state]
@@ -485,7 +516,6 @@ class _Machine:
             )
         if buffer in self.overwritten:
             raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
-        self.last_read[agent, buffer] = self.epoch.get(agent, 0)
         return self.slot(place)
 
     def plain_read(self, agent, op) -> None:
@@ -493,6 +523,7 @@ class _Machine:
         if op.state is None:
             raise op_diagnostic(op, "has no pipe", why="nobody says that its bytes have come", fix="run warp-insert-barriers")
         agent.unsynced.append(self._check_slot(agent, op, op.buffer, op.state))
+        self.last_read[agent, op.buffer] = self.epoch.get(agent, 0)
         self.touch(agent, op)
 
     def sync_warp(self, agent, op) -> None:
@@ -555,6 +586,8 @@ class _Machine:
 
     def touch(self, agent, op) -> None:
         read, written = fragments_touched(op)
+        if agent.loading:
+            self.touch_fragments(agent, op, read, written)
         for acc, operand, *_ in [*agent.in_flight, agent.open_group]:
             if acc & (read | written) or operand & written:
                 what = "reads or writes an accumulator of" if acc & (read | written) else "overwrites an operand of"
@@ -616,6 +649,7 @@ class _Machine:
                         why=f"role {reader.name} read it, and no barrier of the role came after",
                         fix='put warp.barrier {scope = "role"} before it',
                     )
+            self.check_mma_reads(agent, op, other)
             for _, _, reads, _ in [g for a in self.agents for g in [*a.in_flight, a.open_group]]:
                 if any(b == other for _, b in reads):
                     raise op_diagnostic(op, "overwrites bytes of another buffer that an MMA in flight reads")
@@ -740,4 +774,5 @@ _RULES = {
     warp.TurnInitOp: _Machine.turn_init,
     warp.TurnTakeOp: _Machine.turn_take,
     warp.TurnGiveOp: _Machine.turn_give,
+    **TMEM_RULES,
 }

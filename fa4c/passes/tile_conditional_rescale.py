@@ -16,6 +16,7 @@ After:   %grew = "tile.map"(%m1, %m0) ({ (m1 - m0) * scale_log2 > 8 })      %vot
          %f = "tile.rescale_factor"(%m0, %m) {scale_log2 = ...}       %or = "tile.map"(%o0, %f, %vote) ({ mulf })
 """
 
+from .. import targets
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import arith, ir
 from ..ir.tile import MapOp, MmaOp, RescaleFactorOp, VoteAnyOp, tile_type
@@ -33,11 +34,12 @@ def tile_conditional_rescale(module: ir.Module, *, threshold_log2: float = 8.0) 
             why=f"P may grow to 2**threshold_log2, and fp16 ends below 2**16; it is 0 to {_MOST:g}",
             fix="FA-4 uses 8",
         )
+    rows = 32 if targets.of(module).mma.accumulator == "tmem" else 16  # of a warp: a lane each, or four lanes to two rows
     for factor in [op for op in operations_in(module) if isinstance(op, RescaleFactorOp)]:
-        _make_conditional(factor, threshold_log2)
+        _make_conditional(factor, threshold_log2, rows)
 
 
-def _make_conditional(factor: RescaleFactorOp, threshold: float) -> None:
+def _make_conditional(factor: RescaleFactorOp, threshold: float, rows: int) -> None:
     old, new = factor.old, factor.new
     if isinstance(new.owner, ir.Block) or not _stands_before(old, new.owner):
         return  # nothing here makes a new maximum out of the old one
@@ -52,7 +54,7 @@ def _make_conditional(factor: RescaleFactorOp, threshold: float) -> None:
         )
     readers = [use.owner for use in new.uses]
     with ir.InsertionPoint.after(new.owner), factor.location:
-        vote = _vote(old, new, factor.scale_log2.value, threshold)
+        vote = _vote(old, new, factor.scale_log2.value, threshold, rows)
         used = emit_map([old, new], new.type, lambda before, after, row, column: after, cond=vote)
     for reader in readers:
         for number, operand in enumerate(reader.operands):
@@ -76,7 +78,7 @@ def _stands_before(value, operation) -> bool:
     return owner.block != operation.block or owner.is_before_in_block(operation)
 
 
-def _vote(old, new, scale_log2: float, threshold: float):
+def _vote(old, new, scale_log2: float, threshold: float, rows: int):
     flags = tile_type(new.type.shape, "i1", "reg")
 
     def grew(after, before, row, column):  # false where both are -inf: their difference is NaN
@@ -84,7 +86,8 @@ def _vote(old, new, scale_log2: float, threshold: float):
         growth = arith.mulf(arith.subf(after, before), arith.constant(f32, scale_log2))
         return arith.cmpf(arith.CmpFPredicate.OGT, growth, arith.constant(f32, threshold))
 
-    return VoteAnyOp(x=emit_map([new, old], flags, grew), out=flags).out
+    group = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), rows) if rows != 16 else None
+    return VoteAnyOp(x=emit_map([new, old], flags, grew), rows=group, out=flags).out
 
 
 def _scales_accumulator(operation, factor) -> bool:

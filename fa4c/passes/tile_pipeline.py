@@ -70,6 +70,8 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
     graph_of = loop_graph.build(loop, target)
     graph = graph_of.graph
     pins = _Pins(graph_of)
+    if stages != 1:
+        _put_off(graph_of, pins)
     movable = [i for i in graph.stepped() if isinstance(graph_of.ops[i], (tile.MmaOp, tile.GlobalAddOp))]
     try:
         found = modulo.pipeline(graph, movable, stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order))
@@ -78,6 +80,18 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
     places = _with_loads(graph_of, found, pins)
     _check_buffers(graph_of, places)
     return LoopPlan(graph_of, found.ii, *map(list, zip(*places, strict=True)), exact=found.exact)
+
+
+def _put_off(graph_of: LoopGraph, pins: _Pins) -> None:
+    """MMAs that a warp of their own issues, and that wait for what others compute in the same iteration, belong to the next step.
+
+    Otherwise that warp would stand still in the middle of a step, and with it the MMAs of the other row block.
+    """
+    graph = graph_of.graph
+    mmas = [i for i, op in enumerate(graph.ops) if op.stream == "mma"]
+    waiting = {e.dst for e in graph.edges if e.dst in mmas and graph.ops[e.src].stream == "compute" and e.distance == 0 and e.ordered}
+    for i in mmas:
+        pins.stages.setdefault(i, int(i in waiting))
 
 
 def _with_loads(graph_of: LoopGraph, found: modulo.Schedule, pins: _Pins) -> list[tuple[int, int]]:

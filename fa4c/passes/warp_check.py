@@ -10,7 +10,7 @@ Without a wait:  'warp.wgmma' reads a slot of its buffer that was not waited for
 from __future__ import annotations
 
 from .. import targets
-from ..ir import warp
+from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
@@ -28,7 +28,7 @@ def warp_check(module: ir.Module) -> None:
 
 
 _ONE_OF_A_WARPGROUP = (warp.TmaStoreOp, warp.StoreCommitOp, warp.StoreWaitOp)
-_ONE_THREAD = (warp.ArmOp, warp.TmaLoadOp, *_ONE_OF_A_WARPGROUP)
+_ONE_THREAD = (warp.ArmOp, warp.TmaLoadOp, warp_tmem.Tcgen05MmaOp, warp_tmem.Tcgen05CommitOp, *_ONE_OF_A_WARPGROUP)
 _ANY_THREADS = (warp.AcquireOp, warp.WaitOp, warp.FenceAsyncOp)
 _WARPGROUP = (
     warp.FragmentOp,
@@ -50,7 +50,21 @@ _WARPGROUP = (
     warp.TurnInitOp,
     warp.TurnTakeOp,
     warp.TurnGiveOp,
+    warp_tmem.TmemLoadOp,
+    warp_tmem.TmemStoreOp,
+    warp_tmem.TmemMapOp,
+    warp_tmem.TmemWaitOp,
 )
+_QUADS_ONLY = (
+    warp.WgmmaOp,
+    warp.WgmmaFenceOp,
+    warp.WgmmaCommitOp,
+    warp.WgmmaWaitOp,
+    warp.LoadColumnsOp,
+    warp.LoadFragmentOp,
+    warp.GlobalAddOp,
+)
+_LANES_ONLY = (warp_tmem.TmemLoadOp, warp_tmem.TmemStoreOp, warp_tmem.TmemMapOp, warp_tmem.TmemWaitOp)
 _NAMED = (warp.BarrierOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
 
 
@@ -62,9 +76,12 @@ def _walk(block):
                 yield from _walk(inner)
 
 
-def _registers(kind, warpgroups: int) -> int:
+def _registers(kind, warpgroups: int, layout: str) -> int:
     """32-bit registers of a thread for a register tile."""
-    values = warp.values_held(kind, warpgroups)
+    if layout == "lanes":
+        values = 1 if kind.rank == 1 else kind.shape[1]
+    else:
+        values = warp.values_held(kind, warpgroups)
     return -(-values * max(16, warp.bits_of(kind.element_type)) // 32)
 
 
@@ -82,18 +99,47 @@ class _Static:
         self._shared_memory()
         for pipe in self._of(warp.PipelineOp):
             self._pipeline(pipe)
+        self._tensor_memory()
+
+    def _tensor_memory(self) -> None:
+        """Allocated before the CTA meets, addressed after that, given back at the end."""
+        position = {op: number for number, op in enumerate(self.operations)}
+        meeting = max((position[op] for op in self._of(warp.InitBarriersOp)), default=-1)
+        memories = self._of(warp_tmem.TmemAllocOp)
+        for op in self._of(warp_tmem.LinkOp):
+            raise op_diagnostic(op, "is no barrier yet", fix="run warp-insert-barriers")
+        for op in memories[1:]:
+            raise op_diagnostic(op, "allocates tensor memory for a second time", why="a kernel allocates it once", fix="remove it")
+        for op in memories:
+            if position[op] > meeting:
+                raise op_diagnostic(op, "is not followed by warp.init_barriers", why="that is where the CTA learns the address")
+            if op.columns.value > self.target.tmem_columns:
+                raise op_diagnostic(op, f"allocates {op.columns.value} columns", why=f"there are {self.target.tmem_columns}")
+            if not 0 <= op.warp.value < self.kernel.threads.value // 32:
+                raise op_diagnostic(op, f"has warp = {op.warp.value}", why="the kernel has no such warp")
+            frees = [other for other in self._of(warp_tmem.TmemFreeOp) if other.memory == op.out]
+            if len(frees) != 1 or any(position[role] > position[frees[0]] for role in self._of(warp.RoleOp)):
+                raise op_diagnostic(op, "is not given back once, behind all roles", why="the next CTA would wait for it forever",
+                                    fix="put warp.tmem_free at the end of the kernel")  # fmt: skip
+        for op in self._of(warp_tmem.TmemOp):
+            if position[op] < meeting:
+                raise op_diagnostic(op, "stands before warp.init_barriers", why="the address is not known there", fix="move it down")
 
     def _of(self, kind) -> list:
         return [op for op in self.operations if isinstance(op, kind)]
 
     def _roles(self) -> None:
         roles = self._of(warp.RoleOp)
-        owner, registers = {}, 0
+        owner, limits, registers = {}, {}, 0
         for role in roles:
             for number in role.warps:
                 if number in owner:
                     raise op_diagnostic(role, f"claims warp {number}, which role @{owner[number]} has", why="each warp has one role")
                 owner[number] = role.sym_name.value
+                same = limits.setdefault(number // 4, role.registers.value)
+                if same != role.registers.value:
+                    raise op_diagnostic(role, f"has {role.registers.value} registers, but its warpgroup {number // 4} has {same}",
+                                        why="setmaxnreg is for all warps of a warpgroup", fix="give them one limit")  # fmt: skip
             registers += 32 * len(list(role.warps)) * role.registers.value
         count = self.kernel.threads.value // 32
         if sorted(owner) != list(range(count)):
@@ -145,6 +191,26 @@ class _Static:
                 f"works on whole warpgroups, but {role.active.value} warps of its role are active",
                 fix="make all warps of the role active",
             )
+        if role.layout.value == "lanes":
+            self._lanes(role, op)
+        else:
+            self._quads(role, op)
+        operands = dict.fromkeys(v for v in op.operation.operands if space_of(v.type) == "reg")
+        groups, layout = role.active.value // 4, role.layout.value
+        registers = sum(_registers(value.type, groups, layout) for value in operands)
+        if isinstance(op, warp.MapOp):  # element by element: its result may take the place of inputs that nothing reads later
+            result = _registers(op.target.type, groups, layout)
+            registers = max(registers - (0 if op.target in list(op.inputs) else result), result)
+        if registers > role.registers.value:
+            raise op_diagnostic(
+                op,
+                f"works on {registers} registers a thread, but its role has {role.registers.value}",
+                fix="raise the role's registers, or use smaller tiles",
+            )
+
+    def _quads(self, role, op) -> None:
+        if isinstance(op, _LANES_ONLY):
+            self._wrong_layout(role, op)
         tiles = [v.type for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) == "reg"]
         groups = role.active.value // 4
         # each warpgroup must have rows of its own
@@ -162,17 +228,27 @@ class _Static:
             shares = warp.column_shares(kind, groups)
             if kind.rank == 2 and shares > 1 and kind.shape[1] % (8 * shares):
                 raise op_diagnostic(op, f"shares {kind.shape[1]} columns among {groups} warpgroups", why="a quad of lanes holds 8")
-        operands = dict.fromkeys(v for v in op.operation.operands if space_of(v.type) == "reg")
-        registers = sum(_registers(value.type, groups) for value in operands)
-        if isinstance(op, warp.MapOp):  # element by element: its result may take the place of inputs that nothing reads later
-            result = _registers(op.target.type, groups)
-            registers = max(registers - (0 if op.target in list(op.inputs) else result), result)
-        if registers > role.registers.value:
-            raise op_diagnostic(
-                op,
-                f"works on {registers} registers a thread, but its role has {role.registers.value}",
-                fix="raise the role's registers, or use smaller tiles",
-            )
+
+    def _lanes(self, role, op) -> None:
+        if isinstance(op, _QUADS_ONLY):
+            self._wrong_layout(role, op)
+        rows = warp_tmem.LANES * role.active.value // 4
+        for value in [*op.operation.operands, *op.operation.results]:
+            if space_of(value.type) in ("reg", "tmem") and value.type.shape[0] != rows:
+                raise op_diagnostic(
+                    op,
+                    f"holds {value.type.shape[0]} rows in {role.active.value} warps",
+                    why=f"a warpgroup of 4 warps holds {warp_tmem.LANES} rows, one a lane",
+                    fix=f"use tiles of {rows} rows, or another number of warps",
+                )
+
+    def _wrong_layout(self, role, op) -> None:
+        raise op_diagnostic(
+            op,
+            f"stands in a role of layout {role.layout}",
+            why="wgmma accumulators lie in quads of lanes, tensor memory is read a lane a row",
+            fix="change the layout of the role",
+        )
 
     def _named_barriers(self) -> None:
         """No barrier serves two purposes, and none is numbered past 15."""
@@ -230,9 +306,11 @@ class _Static:
             )
         spans = []
         for op in self._of(warp.PipelineOp):
-            spans.append((op.offset.value, op.offset.value + 8 * op.stages.value * (2 if op.arrivals.value else 1), op))
+            spans.append((op.offset.value, op.offset.value + 8 * op.stages.value * op.groups.value * (2 if op.arrivals.value else 1), op))
         for op in self._of(warp.BufferOp):
             spans.append((*protocol.byte_range(op.out), op))
+        for op in self._of(warp_tmem.TmemAllocOp):
+            spans.append((op.word.value, op.word.value + 4, op))
         for op in self._all_walks()[:1]:  # the others have the same word
             spans.append((op.word.value, op.word.value + 4, op))
         for start, end, op in spans:

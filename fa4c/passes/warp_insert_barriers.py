@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ir import warp
+from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
@@ -66,14 +66,23 @@ class _Kernel:
         self.free_ids = sorted(set(range(1, 16)) - _used_ids(self.roles))
 
     def run(self) -> None:
+        from .tmem_barriers import Issuer, Links  # it extends what is here
+
+        self.links = Links(self.kernel, self.roles)
         rings = self._find_rings()
         walks = {role: op for role in self.roles for op in role.body.blocks[0].operations if isinstance(op, warp.WalkOp)}
         readers = {role: {b for op in _walk(role.body.blocks[0]) for b in _buffers_read(op)} for role in self.roles}
         self._make_pipelines(rings, readers, walks)
         for role in self.roles:
             _Producer(role, rings).run()
-            _Consumer(self, role, {b: r for b, r in rings.items() if b in readers[role]}).run()
+            read = {b: r for b, r in rings.items() if b in readers[role]}
+            if warp_tmem.issues_mmas(role):
+                Issuer(role, read).run()
+            else:
+                _Consumer(self, role, read).run()
+            self.links.guard(role)
             order_exchanges(role, lambda op, scope, role=role: self._exchange_id(role, op, scope))
+        self.links.erase()
 
     def _exchange_id(self, role, op, scope: str) -> int:
         if (role, scope) not in self.exchange_ids:
@@ -123,9 +132,11 @@ class _Kernel:
                 at += 16
                 self._guard_walks(walks, pipes[-1], at)
                 at += 4
+            linked, at = self.links.make_pipes(-(-at // 8) * 8)
             if at > room:
                 raise op_diagnostic(self.kernel, f"needs {at} bytes of mbarriers, but buffers start at byte {room}")
-            warp.InitBarriersOp(pipes=pipes, loc=self.kernel.location)
+            warp.InitBarriersOp(pipes=[*pipes, *linked], loc=self.kernel.location)
+            self.links.place_tiles()
 
     def _guard_walks(self, walks, pipe, word: int) -> None:
         """Each role learns of the next tile through one number in shared memory."""
@@ -421,6 +432,8 @@ def _clash(group: _Group, reads: set, writes: set) -> bool:
 
 
 def _buffers_read(op) -> list:
+    if isinstance(op, warp_tmem.Tcgen05MmaOp):
+        return [value for value in dict.fromkeys((op.a, op.b)) if space_of(value.type) == "smem"]
     if isinstance(op, warp.WgmmaOp):
         return buffers_read(op)
     return [op.buffer] if isinstance(op, _PLAIN_READS) else []

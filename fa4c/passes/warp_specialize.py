@@ -31,26 +31,37 @@ BARRIER_BYTES = 1024  # room for mbarriers at the start of shared memory; buffer
 
 @register_pass("warp-specialize")
 def warp_specialize(module: ir.Module) -> None:
+    from .tmem_roles import TmemKernel, holds_tmem  # it extends the classes of this file
+
     target = targets.of(module)
     for op in list(module.body.operations):
         if isinstance(op, tile.KernelOp):
             with ir.InsertionPoint(op), op.location:
-                _Kernel(op, target).build()
+                (TmemKernel if holds_tmem(op) else _Kernel)(op, target).build()
             op.operation.erase()
+
+
+def is_load(op) -> bool:
+    return isinstance(op, tile.LoadOp)
+
+
+def is_compute(op) -> bool:
+    return type(op) in _RULES and not is_load(op)
 
 
 class _Kernel:
     """One tile.kernel on its way to a warp.kernel."""
+
+    group_rows = 64  # of a register tile, in a warpgroup
+    computes = staticmethod(is_compute)
 
     def __init__(self, kernel, target):
         self.kernel, self.target = kernel, target
         self.body = kernel.body.blocks[0]
         self.all_ops = list(_walk(self.body))
         self.warpgroups = self._count_warpgroups()
-        self.compute_registers, self.load_registers = _register_budgets(
-            target, self.warpgroups, any(isinstance(op, tile.MmaOp) for op in self.all_ops)
-        )
-        self.fragments = fragments.assign(kernel, is_compute)
+        self.compute_registers, self.load_registers = self._budgets()
+        self.fragments = fragments.assign(kernel, self.computes)
         self.scalars = {}  # tile-level scalar -> warp-level scalar at the top of the kernel
         self.maps = {}
         self.buffers = {}  # smem tile -> warp.buffer
@@ -67,6 +78,9 @@ class _Kernel:
                 fix="give all of them one multiple of 64 rows, or some of them 64",
             )
         return max(rows) // 64
+
+    def _budgets(self) -> tuple[int, int]:
+        return _register_budgets(self.target, self.warpgroups, any(isinstance(op, tile.MmaOp) for op in self.all_ops))
 
     def build(self) -> None:
         threads = 128 * (1 + self.warpgroups)
@@ -89,8 +103,11 @@ class _Kernel:
                 kind = tile.tile_type([stages, *value.type.shape], value.type.element_type, "smem")
                 self.buffers[value] = warp.BufferOp(offset=_i64(offset), swizzle=_i64(swizzle), out=kind, loc=value.owner.location).out
             self._make_tensor_maps()
-            self._role("load", 0, 4, 1, self.load_registers, is_load)
-            self._role("compute", 4, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_compute)
+            self._emit_roles()
+
+    def _emit_roles(self) -> None:
+        self._role("load", 0, 4, 1, self.load_registers, is_load)
+        self._role("compute", 4, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_compute)
 
     def _place_buffers(self) -> int:
         """Byte offsets of all smem tiles: (offset, stages, swizzle). What is written last may lie over what was loaded once, if it must."""
@@ -133,12 +150,14 @@ class _Kernel:
                 self._tensor_map(op, op.source, op.out.type, op.out.type.shape[0])
             elif isinstance(op, tile.StoreOp) and space_of(op.tile.type) == "smem":
                 self._check_stored(op)
-                self._tensor_map(op, op.target, op.tile.type, 64)
+                self._tensor_map(op, op.target, op.tile.type, self.group_rows)
 
     def _check_stored(self, op) -> None:
         rows, copies = op.tile.type.shape[0], self.placed[op.tile][1]
-        if rows != 64 * self.warpgroups:
-            raise op_diagnostic(op, f"stores {rows} rows from {self.warpgroups} warpgroups", why="each stores 64 rows of its own")
+        if rows != self.group_rows * self.warpgroups:
+            raise op_diagnostic(
+                op, f"stores {rows} rows from {self.warpgroups} warpgroups", why=f"each stores {self.group_rows} rows of its own"
+            )
         if copies > 1 and isinstance(op.tile.owner.opview, tile.ToSharedOp):
             raise op_diagnostic(op, f"stores a tile that has {copies} buffers", why="the next tile waits for the store anyway",
                                 fix="remove `buffers`")
@@ -180,7 +199,7 @@ class _Role:
     def __init__(self, kernel: _Kernel, keep):
         self.kernel, self.keep = kernel, keep
         self.fragment_ops = {}
-        if keep is is_compute:
+        if self.holds_fragments():
             for home in dict.fromkeys(kernel.fragments.home.values()):
                 self.fragment_ops[home] = warp.FragmentOp(out=home.type, loc=_location_of(home, kernel.kernel)).out
             for op in kernel.all_ops:
@@ -189,6 +208,9 @@ class _Role:
                     self.fragment_ops[op.out] = warp.FragmentOp(out=kind, loc=op.location).out
         self.readers = {}  # (operation, buffer's tile) -> number of its stage among those that read the tile
         self.loaded = {}  # row of column values -> environment of the iteration whose values its fragment holds
+
+    def holds_fragments(self) -> bool:
+        return self.keep is is_compute
 
     def fragment(self, value):
         return self.fragment_ops[self.kernel.fragments.home[value]]
@@ -215,14 +237,14 @@ class _Role:
         body = op.regions[0].blocks[0]
         lower, upper, step = (self.scalar(v, env) for v in list(op.operation.operands)[:3])
         for argument in list(body.arguments)[1:]:
-            if not fragments.is_register(argument):
+            if space_of(argument.type) not in ("reg", "tmem"):
                 raise op_diagnostic(
                     op,
                     f"carries a {argument.type} from one iteration to the next",
-                    why="only register tiles can be carried so far",
+                    why="only tiles in registers or tensor memory can be carried so far",
                     fix="compute it from the loop's index",
                 )
-        if self.keep is is_compute:
+        if self.holds_fragments():
             for argument, init in zip(list(body.arguments)[1:], list(op.operation.operands)[3:], strict=True):
                 self.copy(argument, init, op.location)
         with op.location:
@@ -329,7 +351,7 @@ class _Role:
 
     def _carry(self, op, which) -> None:
         """Copies of yielded values into the fragments that the next iteration reads, where they are not the same."""
-        if self.keep is not is_compute:
+        if not self.holds_fragments():
             return
         body = op.regions[0].blocks[0]
         yielded = list(body.operations)[-1].operation.operands
@@ -358,7 +380,7 @@ class _Role:
     # -- operations, one rule each
 
     def emit_op(self, op, env) -> None:
-        _RULES[type(op)](self, op, env)
+        getattr(self, _RULES[type(op)].__name__)(op, env)  # a subclass may have a rule of its own
 
     def load(self, op, env) -> None:
         warp.TmaLoadOp(
@@ -554,17 +576,9 @@ _RULES = {
 }
 
 
-def is_load(op) -> bool:
-    return isinstance(op, tile.LoadOp)
-
-
 def is_row(value) -> bool:
     """Whether a tile holds one value a column, to be spread over the rows of maps."""
     return space_of(value.type) == "smem" and value.type.shape[0] == 1
-
-
-def is_compute(op) -> bool:
-    return type(op) in _RULES and not is_load(op)
 
 
 def _vector(op) -> int:

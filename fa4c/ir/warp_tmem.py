@@ -1,0 +1,274 @@
+"""Operations of the `warp` dialect for targets whose MMA accumulates in tensor memory (tcgen05, PTX ISA 9.7.16).
+
+Tensor memory has 128 lanes and `columns` columns of 32 bits. A tile of 128 rows takes one lane a row; a tile of 256 rows is two row blocks,
+block b in the b-th half of the columns, so that all tiles of a kernel are laid out alike within their half. An f32 takes a column, two
+16-bit elements share one. One thread issues MMAs; compute warpgroup b reads and writes row block b, each thread the lane that is its row.
+
+`link`, `signal` and `await` say which role must have come how far before another goes on; `warp-insert-barriers` turns them into pipes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .base import optional
+from .diagnostics import op_error
+from .mlir import ext, ir
+from .tile import check_yield, column_of, space_of
+from .warp import BufferOp, Operation, PipelineOp, RoleOp, StateOp, Warp, bits_of
+from .warp import _is_buffer as is_buffer
+from .warp import _is_fragment as is_fragment
+from .warp import _made_by as made_by
+
+LANES = 128
+
+
+class MemoryType(Warp.Type, name="tensor_memory"):
+    """The tensor memory that a kernel has allocated."""
+
+
+class LinkType(Warp.Type, name="order"):
+    """That one role goes on only after another has come to a place."""
+
+
+class TmemAllocOp(Operation, name="tmem_alloc"):
+    """Warp `warp` allocates `columns` columns; their address goes to the i32 at byte `word` of shared memory, for who comes after
+    `init_barriers`."""
+
+    columns: ir.IntegerAttr
+    word: ir.IntegerAttr
+    warp: ir.IntegerAttr
+    out: ext.Result[MemoryType]
+
+    def verify_op(self) -> bool:
+        columns = self.columns.value
+        if columns not in (32, 64, 128, 256, 512):
+            return op_error(self, f"allocates {columns} columns", why="tcgen05.alloc takes a power of two from 32 to 512")
+        return self.word.value % 4 == 0 or op_error(self, f"has word = {self.word.value}", why="the address is 4 bytes, 4-byte aligned")
+
+
+class TmemFreeOp(Operation, name="tmem_free"):
+    """The whole CTA meets, then the warp that allocated `memory` gives it back."""
+
+    memory: ext.Operand[MemoryType]
+
+    def verify_op(self) -> bool:
+        return made_by(self, "memory", self.memory, TmemAllocOp)
+
+
+class TmemOp(Operation, name="tmem"):
+    """A tile in `memory`, from the column on that its type names; of 256 rows, at that column of each half."""
+
+    memory: ext.Operand[MemoryType]
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        kind = self.out.type
+        if not made_by(self, "memory", self.memory, TmemAllocOp):
+            return False
+        if space_of(kind) != "tmem" or kind.rank != 2 or kind.shape[0] not in (LANES, 2 * LANES):
+            return op_error(self, f"gives {kind}", why="it gives a tile of 128 or 256 rows in #tile.tmem")
+        first, width = column_of(kind), words_of(kind)
+        room = self.memory.owner.opview.columns.value // (kind.shape[0] // LANES)
+        return 0 <= first <= room - width or op_error(
+            self,
+            f"takes columns {first} to {first + width} of {room}",
+            why="each row block has its share of the allocated columns",
+            fix="choose a lower column or a narrower tile",
+        )
+
+
+class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
+    """Row block `block` of acc (+)= a @ b (b^T with `transpose_b`), by one thread, asynchronously; the first k-step overwrites unless
+    `accumulate`.
+
+    `a` is a buffer or a tile in tensor memory. `a_state`, `b_state` say which slot of a buffer; absent until `warp-insert-barriers` has
+    run. MMAs of one thread are done in the order of their issue.
+    """
+
+    acc: ext.Operand[Any]
+    a: ext.Operand[Any]
+    b: ext.Operand[Any]
+    a_state: ext.Operand[Any] | None
+    b_state: ext.Operand[Any] | None
+    block: ir.IntegerAttr
+    transpose_b: Any = optional(ir.BoolAttr, "false")
+    accumulate: ir.BoolAttr
+
+    def verify_op(self) -> bool:
+        if not is_region(self, "acc", self.acc) or not is_buffer(self, self.b):
+            return False
+        if not (space_of(self.a.type) == "smem" or is_region(self, "a", self.a)):
+            return False
+        for name, state in (("a_state", self.a_state), ("b_state", self.b_state)):
+            if state is not None and not made_by(self, name, state, StateOp):
+                return False
+        a, b, acc = (str(v.type.element_type) for v in (self.a, self.b, self.acc))
+        if a != b or a not in ("bf16", "f16") or acc != "f32":
+            return op_error(self, f"multiplies {a} by {b} into {acc}", why="both are bf16 or both f16, and sums are f32")
+        a_shape, b_shape = list(self.a.type.shape)[-2:], list(self.b.type.shape)[-2:]
+        depth_b, columns = reversed(b_shape) if self.transpose_b.value else b_shape
+        if a_shape[1] != depth_b or list(self.acc.type.shape) != [a_shape[0], columns]:
+            return op_error(self, f"multiplies {a_shape} by {b_shape} into {list(self.acc.type.shape)}", why="the sizes do not fit")
+        if columns % 16 or not 16 <= columns <= 256:
+            return op_error(self, f"has {columns} columns", why="tcgen05.mma of 128 rows takes 16 to 256 columns, a multiple of 16 (PTX ISA)")
+        blocks = a_shape[0] // LANES
+        if not 0 <= self.block.value < blocks:
+            return op_error(self, f"has block = {self.block.value}", why=f"{a_shape[0]} rows are {blocks} blocks of {LANES}")
+        return depth_b % 16 == 0 or op_error(self, f"sums over {depth_b}", why="16-bit tcgen05.mma sums over 16 a step (PTX ISA)")
+
+
+class Tcgen05CommitOp(Operation, name="tcgen05_commit"):
+    """Once all MMAs that this thread has issued so far are done, they arrive on the slot's `barrier`: "full" or "empty"."""
+
+    state: ext.Operand[Any]
+    barrier: ir.StringAttr
+
+    def verify_op(self) -> bool:
+        if not made_by(self, "state", self.state, StateOp):
+            return False
+        return self.barrier.value in ("full", "empty") or op_error(
+            self, f"has barrier = {self.barrier}", why='a slot has a "full" and an "empty" one'
+        )
+
+
+class ArriveOp(Operation, name="arrive"):
+    """One lane of each warp arrives on the slot's full barrier."""
+
+    state: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return made_by(self, "state", self.state, StateOp)
+
+
+class TmemLoadOp(Operation, name="tmem_load"):
+    """target = source, each warpgroup its row block; complete at the next `tmem_wait {kind = "load"}`."""
+
+    target: ext.Operand[Any]
+    source: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return is_fragment(self, "target", self.target) and is_region(self, "source", self.source) and _copies(self)
+
+
+class TmemStoreOp(Operation, name="tmem_store"):
+    """target = source, each warpgroup its row block; complete at the next `tmem_wait {kind = "store"}`."""
+
+    target: ext.Operand[Any]
+    source: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return is_region(self, "target", self.target) and is_fragment(self, "source", self.source) and _copies(self)
+
+
+class TmemWaitOp(Operation, name="tmem_wait"):
+    """Wait until this thread's loads from, or stores to, tensor memory are complete."""
+
+    kind: ir.StringAttr
+
+    def verify_op(self) -> bool:
+        return self.kind.value in ("load", "store") or op_error(self, f"has kind = {self.kind}", why='known are "load" and "store"')
+
+
+class TmemMapOp(Operation, name="tmem_map"):
+    """target[i, j] = body(inputs[i, j]..., row i, column j), `columns` columns at a time, so that a wide tile takes few registers.
+
+    Target and inputs of its shape lie in tensor memory or in fragments, row vectors in fragments. What it reads there is loaded, and
+    waited for, before it writes; an input may be the target.
+    """
+
+    target: ext.Operand[Any]
+    inputs: Sequence[ext.Operand[Any]]
+    columns: ir.IntegerAttr
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        kind, step = self.target.type, self.columns.value
+        if space_of(kind) not in ("tmem", "reg") or kind.rank != 2:
+            return op_error(self, f"writes {kind}", why="its target is a tile in tensor memory or a fragment")
+        if step < 8 or step % 8:
+            return op_error(self, f"has columns = {step}", why="it works on multiples of 8 columns")
+        arguments = list(self.body.blocks[0].arguments)
+        if len(arguments) != len(self.inputs) + 2:
+            return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments")
+        for number, value in enumerate(self.inputs):
+            shape = list(kind.shape)
+            if space_of(value.type) not in ("reg", "tmem") or list(value.type.shape) not in (shape, shape[:1]):
+                return op_error(self, f"has input {number} of type {value.type} for a target {kind}")
+            if arguments[number].type != value.type.element_type:
+                return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}")
+        return check_yield(self, self.body, [kind.element_type])
+
+
+# ----------------------------------------------------------------------------------------- order between roles, before barriers
+
+
+class LinkOp(Operation, name="link"):
+    """One role signals as often as another awaits, for each of `groups` compute warpgroups apart. The first `ahead` awaits do not wait."""
+
+    groups: ir.IntegerAttr
+    ahead: ir.IntegerAttr
+    out: ext.Result[LinkType]
+
+    def verify_op(self) -> bool:
+        return (self.groups.value in (1, 2) and self.ahead.value in (0, 1)) or op_error(
+            self, f"has groups = {self.groups.value}, ahead = {self.ahead.value}", why="there are 1 or 2 row blocks, and one slot"
+        )
+
+
+class SignalOp(Operation, name="signal"):
+    """All that this role has done so far, to tensor memory and by MMAs, comes before what follows the await of the same number.
+
+    `group` names a warpgroup's link; absent: the own one's.
+    """
+
+    link: ext.Operand[Any]
+    group: Any = optional(ir.IntegerAttr)
+
+    def verify_op(self) -> bool:
+        return made_by(self, "link", self.link, LinkOp)
+
+
+class AwaitOp(Operation, name="await"):
+    """Wait for the signal of the same number."""
+
+    link: ext.Operand[Any]
+    group: Any = optional(ir.IntegerAttr)
+
+    def verify_op(self) -> bool:
+        return made_by(self, "link", self.link, LinkOp)
+
+
+# ------------------------------------------------------------------------------------------------------------------- helpers
+
+
+def words_of(kind) -> int:
+    """32-bit columns that a tile takes in tensor memory."""
+    return -(-kind.shape[1] * bits_of(kind.element_type) // 32)
+
+
+def is_region(op, name, value) -> bool:
+    if space_of(value.type) != "tmem":
+        return op_error(op, f"needs {name} in #tile.tmem, but it is {value.type}")
+    return made_by(op, name, value, TmemOp)
+
+
+def _copies(op) -> bool:
+    target, source = op.target.type, op.source.type
+    same = list(target.shape) == list(source.shape) and target.element_type == source.element_type
+    return same or op_error(op, f"copies {source} to {target}", why="shape and dtype stay")
+
+
+def issues_mmas(role: RoleOp) -> bool:
+    """Whether a role holds tcgen05 MMAs."""
+
+    def inside(block):
+        for op in block.operations:
+            yield op
+            for region in op.operation.regions:
+                for inner in region.blocks:
+                    yield from inside(inner)
+
+    return any(isinstance(op, Tcgen05MmaOp) for op in inside(role.body.blocks[0]))
+
+
+__all__ = [name for name in dir() if name.endswith("Op")] + ["BufferOp", "PipelineOp", "is_region", "issues_mmas", "words_of"]

@@ -1,0 +1,236 @@
+"""The rules of `cute_source.py` for tensor memory: allocation, MMAs into it, its loads and stores, and tiles of one row a thread.
+
+MMAs are written with bare descriptors and addresses (`prims`): what stands there is what runs, and one `elect` covers a whole chain.
+"""
+
+from __future__ import annotations
+
+from ..ir import warp_tmem
+from ..ir.diagnostics import op_diagnostic
+from ..ir.tile import column_of, space_of
+from ..ir.value_names import name_of
+from ..ir.warp import bits_of
+from .scalar_source import dsl_type
+from .source_text import comment
+
+
+class TmemRules:
+    """Mixed into the emitter of a kernel, beside `TileRules`."""
+
+    # -- allocation
+
+    def tmem_alloc(self, op) -> None:
+        slot = self.names.fresh("slot_tmem")
+        self.top(f"{slot} = cute.recast_ptr(base + {op.word.value}, dtype=Int32)")
+        with self.top.block(f"if warp == {op.warp.value}:"):
+            self.top(f"cute.arch.alloc_tmem({op.columns.value}, {slot})")
+            self.top("cute.arch.relinquish_tmem_alloc_permit()")
+        self.values[op.out] = slot
+
+    def tmem_free(self, op) -> None:
+        made = op.memory.owner.opview
+        self.top()
+        self.top("cute.arch.sync_threads()")
+        with self.top.block(f"if warp == {made.warp.value}:"):
+            pointer = f"cute.arch.retrieve_tmem_ptr(Float32, 16, {self.operand(op.memory)})"
+            self.top(f"cute.arch.dealloc_tmem({pointer}, {made.columns.value})")
+
+    def tmem(self, op) -> None:
+        kind = op.out.type
+        name = self.names.fresh("t" + (name_of(op.out) or "Tile").capitalize())
+        first, last = column_of(kind), column_of(kind) + warp_tmem.words_of(kind) - 1
+        self.top(
+            f"{name} = cute.make_tensor({self.operand(op.memory)}, cute.make_layout(1))[0] + {first}"
+            f"  # {'x'.join(map(str, kind.shape))}x{kind.element_type}, columns {first} to {last}"
+        )
+        self.values[op.out] = name
+
+    def _block_stride(self, region) -> int:
+        """Columns from one row block to the next."""
+        columns = region.owner.opview.memory.owner.opview.columns.value
+        return columns // (region.type.shape[0] // warp_tmem.LANES)
+
+    def _block_address(self, region, block: str) -> str:
+        """Address of a row block's first column; lane 0."""
+        name = self.operand(region)
+        if region.type.shape[0] == warp_tmem.LANES or block == "0":
+            return name
+        return f"{name} + {block} * {self._block_stride(region)}"
+
+    def _own_address(self, region) -> str:
+        return f"{self._block_address(region, 'wg')} + lanes"
+
+    # -- MMAs
+
+    def tcgen05_mma(self, op) -> None:
+        _, columns = op.acc.type.shape
+        depth = op.a.type.shape[-1]
+        dtype = dsl_type(op.a.type.element_type)
+        block = op.block.value
+        key = self._declare(
+            ("idesc", columns, dtype, op.transpose_b.value),
+            lambda name: [
+                f"{name} = prims.Tcgen05InstrDesc.build(c_dtype=Float32, a_dtype={dtype}, b_dtype={dtype}, "
+                f"m_dim={warp_tmem.LANES}, n_dim={columns}, b_major={0 if op.transpose_b.value else 1})"
+            ],
+            "shape",
+        )
+        self.top(comment(op))
+        b = self.names.fresh("b")
+        self.top(f"{b} = {self._descriptor(op.b, op.b_state, op.transpose_b.value, 0)}")
+        if space_of(op.a.type) == "smem":
+            a = self.names.fresh("a")
+            self.top(f"{a} = {self._descriptor(op.a, op.a_state, True, block)}")
+            a_step = f"{a}.advance_start_address({self._step(op.a, True)})"
+        else:
+            a_step = f"tmem_at({self._block_address(op.a, str(block))} + 8 * {{kk}}, {dtype})"
+        accumulator = f"tmem_at({self._block_address(op.acc, str(block))}, Float32)"
+        with self.unrolled("kk", depth // 16) as kk:
+            self.top(
+                f"prims.tcgen05_mma(prims.Tcgen05MMAKind.F16, prims.CTAGroup.CTA_1, {accumulator}, {a_step.format(kk=kk)}, "
+                f"{b}.advance_start_address({self._step(op.b, op.transpose_b.value).format(kk=kk)}), {key}, "
+                f"{'True' if op.accumulate.value else f'{kk} != 0'})"
+            )
+
+    def _descriptor(self, buffer, state, k_major: bool, block: int) -> str:
+        span, slabs, rows, _ = self._slab(buffer)
+        swizzle = buffer.owner.opview.swizzle.value
+        pointer = self.operand(buffer)
+        if state is not None and state.owner.opview.pipe.owner.opview.stages.value > 1:
+            pointer += f" + {self.operand(state)} * {slabs * rows * span}"
+        if block:
+            pointer += f" + {block * warp_tmem.LANES * span}"
+        return f"smem_operand({f'({pointer})' if '+' in pointer else pointer}, {rows}, {swizzle}, {k_major})"
+
+    def _step(self, buffer, k_major: bool) -> str:
+        _, _, rows, _ = self._slab(buffer)
+        return f"operand_step({{kk}}, {rows}, {buffer.owner.opview.swizzle.value}, {k_major})"
+
+    def tcgen05_commit(self, op) -> None:
+        where = self._full(op.state) if op.barrier.value == "full" else self._empty(op.state)
+        self.top(f"prims.tcgen05_commit({where})")
+
+    def arrive(self, op) -> None:
+        with self.top.block("if prims.elect_sync():"):
+            self.top(f"cute.arch.mbarrier_arrive({self._full(op.state)})")
+
+    # -- between tensor memory and registers
+
+    def tmem_load(self, op) -> None:
+        self.top(comment(op))
+        self.top(f"tmem_load({self.operand(op.target)}, 0, {self._own_address(op.source)}, {warp_tmem.words_of(op.source.type)})")
+
+    def tmem_store(self, op) -> None:
+        self.top(comment(op))
+        self.top(f"tmem_store({self._own_address(op.target)}, {self.operand(op.source)}, 0, {warp_tmem.words_of(op.target.type)})")
+
+    def tmem_wait(self, op) -> None:
+        self.top(f"prims.tcgen05_wait(prims.Tcgen05Wait.{op.kind.value.upper()})")
+
+    def tmem_map(self, op) -> None:
+        """Chunks of columns: load, compute, store. The chunk's registers are a fragment of its own."""
+        self.top(comment(op))
+        kind = op.target.type
+        width, step = kind.shape[1], op.columns.value
+        chunks = {}  # region -> fragment of one chunk
+        for region in dict.fromkeys(v for v in [*op.inputs, op.target] if space_of(v.type) == "tmem"):
+            chunks[region] = name = self.names.fresh("rChunk")
+            self.header(f"{name} = cute.make_rmem_tensor({step}, {dsl_type(region.type.element_type)})  # {step} columns of {self.operand(region)}")
+        read = [v for v in dict.fromkeys(op.inputs) if v in chunks]
+        for first in range(0, width, step):
+            count = min(step, width - first)
+            for region in read:
+                at, words = _words(region.type, first), _words(region.type, count)
+                self.top(f"tmem_load({chunks[region]}, 0, {self._own_address(region)} + {at}, {words})")
+            if read:
+                self.top("prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)")
+            self._chunk(op, chunks, first, count)
+            if op.target in chunks:
+                at, words = _words(kind, first), _words(kind, count)
+                self.top(f"tmem_store({self._own_address(op.target)} + {at}, {chunks[op.target]}, 0, {words})")
+
+    def _chunk(self, op, chunks: dict, first: int, count: int) -> None:
+        body, kind = op.body.blocks[0], op.target.type
+        arguments = list(body.arguments)
+        with self.unrolled("r", count) as r:
+            column = f"{first} + {r}" if first else r
+            self.element = f"({column})" if first else r
+            for argument, value in zip(arguments, op.inputs, strict=False):
+                place = r if value in chunks else "0" if value.type.rank == 1 else column
+                flag = " != 0" if str(value.type.element_type) == "i1" else ""
+                self._assign(argument, f"{chunks.get(value) or self.operand(value)}[{place}]{flag}", "x")
+            self.values[arguments[-2]], self.values[arguments[-1]] = "row0", self.element
+            operations = list(body.operations)
+            for inner in operations[:-1]:
+                self.emit(inner)
+            result = self.operand(operations[-1].operation.operands[0])
+            target = f"{chunks[op.target]}[{r}]" if op.target in chunks else f"{self.operand(op.target)}[{column}]"
+            self.top(f"{target} = {dsl_type(kind.element_type)}({result})")
+
+    # -- tiles of one row a thread
+
+    def store_shared_rows(self, op) -> None:
+        span, _, rows, _ = self._slab(op.buffer)
+        self.top(comment(op))
+        self.top(f"store_row({self.operand(op.buffer)}, row0, {self.operand(op.source)}, {rows}, {op.buffer.owner.opview.swizzle.value})")
+
+    def store_one_row(self, op) -> None:
+        target, rank = op.target, op.target.type.rank
+        coords = [self.operand(c) for c in op.coords]
+        self.top(comment(op))
+        row = self.names.fresh("row")
+        self.top(f"{row} = {coords[-1]} + row0")
+        terms = [f"Int64({c}) * {self.parameter_name[('stride', target, axis)]}" for axis, c in enumerate([*coords[:-1], row])]
+        pointer = self.parameter_name[("pointer", target)]
+        with self.top.block(f"if ({row} < {self._size(target, rank - 1)}) & ({pointer} != 0):"):
+            self.top(f"write_element({dsl_type(target.type.element_type)}, {pointer}, {' + '.join(terms)}, {self.operand(op.source)}[0])")
+
+    def reduce_row(self, op) -> None:
+        """A result of 4 columns takes the columns j with j // 2 % 4 equal; one of a column all of them, in four chains for latency."""
+        source, target = self.operand(op.source), self.operand(op.target)
+        kind, columns = op.kind.value, op.source.type.shape[1]
+
+        def combine(a, b):
+            return f"cute.arch.fmax({a}, {b})" if kind == "max" else f"{a} + {b}"
+
+        chains = [self.names.fresh("chain") for _ in range(4)]
+        self.top(comment(op))
+        if columns == 4:
+            for c, name in enumerate(chains):
+                self.top(f"{name} = {source}[{c}]")
+        else:
+            for c, name in enumerate(chains):
+                self.top(f"{name} = {combine(f'{source}[{2 * c}]', f'{source}[{2 * c + 1}]')}")
+            with self.unrolled("q", 1, columns // 8) as q:
+                for c, name in enumerate(chains):
+                    self.top(f"{name} = {combine(name, combine(f'{source}[8 * {q} + {2 * c}]', f'{source}[8 * {q} + {2 * c + 1}]'))}")
+        if op.target.type.rank == 2:
+            for c, name in enumerate(chains):
+                old = f"{target}[{c}]"
+                self.top(f"{old} = {combine(old, name) if op.accumulate.value else name}")
+            return
+        whole = combine(combine(chains[0], chains[1]), combine(chains[2], chains[3]))
+        self.top(f"{target}[0] = {combine(f'{target}[0]', whole) if op.accumulate.value else whole}")
+
+
+def _words(kind, columns: int) -> int:
+    return columns * bits_of(kind.element_type) // 32
+
+
+def _no_barriers(self, op) -> None:
+    raise op_diagnostic(op, "is no instruction", why="it says which order the roles keep", fix="run warp-insert-barriers")
+
+
+TMEM_RULES = {
+    warp_tmem.TmemAllocOp: TmemRules.tmem_alloc,
+    warp_tmem.TmemFreeOp: TmemRules.tmem_free,
+    warp_tmem.TmemOp: TmemRules.tmem,
+    warp_tmem.Tcgen05MmaOp: TmemRules.tcgen05_mma,
+    warp_tmem.Tcgen05CommitOp: TmemRules.tcgen05_commit,
+    warp_tmem.ArriveOp: TmemRules.arrive,
+    warp_tmem.TmemLoadOp: TmemRules.tmem_load,
+    warp_tmem.TmemStoreOp: TmemRules.tmem_store,
+    warp_tmem.TmemWaitOp: TmemRules.tmem_wait,
+    warp_tmem.TmemMapOp: TmemRules.tmem_map,
+    warp_tmem.LinkOp: _no_barriers,
+}

@@ -1,0 +1,207 @@
+"""Which role must wait for which, so that accesses of several roles to tensor memory keep the schedule's order.
+
+The roles run at their own pace. Two accesses of different roles to the same columns, one of them a write, are in order if the later one's
+role has waited, directly or through others, for something the earlier one's role did after it. A `Link` is one such wait: role `source`
+signals each time it has come past `before`, role `sink` waits each time before `after`; `ahead` waits at the start do not. MMAs of one
+thread are done in the order of issue, so a signal behind one covers all earlier ones.
+
+The program is run symbolically in schedule order, with a clock of what each role knows of the others; each access that nothing orders yet
+adds a link from the latest such access of the other role, until none is left. A link whose signals might overtake their waits gets a link
+back. Within one tile, and across tiles where `after` says that one overwrites another, dependences are the program's; a reuse of
+columns that the text does not declare stays unordered, and shows as a race.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ..ir.diagnostics import op_diagnostic
+from ..ir.tile import column_of
+from . import tmem_tiles
+
+_MOST_LINKS = 40
+
+
+@dataclass(frozen=True)
+class Link:
+    source: str
+    sink: str
+    before: object  # operation or loop of the source's program
+    after: object  # operation or loop of the sink's
+    ahead: int
+
+
+def find(kernel, role_of) -> list[Link]:
+    """The links of a `tile.kernel` whose tiles have columns; `role_of(op)` names the role that runs an operation."""
+    links: list[Link] = []
+    while True:
+        missing = _Run(kernel, role_of, links).missing()
+        if missing is None:
+            return links
+        if missing in links or len(links) > _MOST_LINKS:
+            raise op_diagnostic(missing.after, f"cannot be ordered behind '{missing.before.operation.name}' of role {missing.source}",
+                                why="its schedule runs it before", fix="change stage and order, or the columns that both use")
+        links.append(missing)
+
+
+@dataclass
+class _Done:
+    """An access in the past: by which role, as its how manieth event, of which instance of which operation."""
+
+    role: str
+    number: int
+    op: object
+    instance: int
+    writes: bool
+
+
+class _Run:
+    def __init__(self, kernel, role_of, links):
+        self.kernel, self.role_of, self.links = kernel, role_of, links
+        self.of = tmem_tiles.tiles_by_value(kernel)
+        self.known: dict = defaultdict(lambda: defaultdict(int))  # role -> role -> events of it that are known to be over
+        self.count: dict = defaultdict(int)  # role -> events so far
+        self.instances: dict = defaultdict(int)  # (operation, what) -> so far
+        self.signals: dict = defaultdict(list)  # link -> what the source knew
+        self.awaited: dict = defaultdict(list)  # link -> the sink's event number of each wait
+        self.history: dict = defaultdict(list)  # id of tile -> [_Done] since its last fresh write, and what that had to respect
+        self.declared: dict = {}
+
+    def missing(self) -> Link | None:
+        for op, iteration, what in tmem_tiles.events(self.kernel.body.blocks[0]):
+            found = self._step(op, iteration, what)
+            if found is not None:
+                return found
+        return None
+
+    def _step(self, op, iteration: int, what: str) -> Link | None:
+        instance = self.instances[op, what]
+        self.instances[op, what] += 1
+        if what != "leave":
+            for link in self.links:
+                if link.after == op:
+                    self._wait(link, instance)
+        found = self._access(op, iteration, instance) if what == "run" else None
+        if found is None and what != "enter":
+            for link in self.links:
+                if link.before == op and found is None:
+                    found = self._signal(link)
+        return found
+
+    # -- waits and signals
+
+    def _wait(self, link: Link, instance: int) -> None:
+        self._tick(link.sink)
+        self.awaited[link].append(self.count[link.sink])
+        signal = instance - link.ahead
+        if signal < 0:
+            return
+        if signal >= len(self.signals[link]):
+            raise op_diagnostic(link.after, f"waits for '{link.before.operation.name}', which the schedule runs later",
+                                why="the two use the same columns of tensor memory", fix="change stage and order of one of them")
+        known = self.known[link.sink]
+        for role, number in self.signals[link][signal].items():
+            known[role] = max(known[role], number)
+
+    def _signal(self, link: Link) -> Link | None:
+        self._tick(link.source)
+        self.signals[link].append({**self.known[link.source], link.source: self.count[link.source]})
+        number = len(self.signals[link]) - 2 + link.ahead  # the wait that took the signal before this one
+        if number < link.ahead:
+            return None
+        taken = self.awaited[link][number] if number < len(self.awaited[link]) else self.count[link.sink] + 1
+        if self.known[link.source][link.sink] >= taken:
+            return None
+        return Link(link.sink, link.source, link.after, link.before, 1 - link.ahead)
+
+    def _tick(self, role: str) -> None:
+        self.count[role] += 1
+        self.known[role][role] = self.count[role]
+
+    # -- accesses
+
+    def _access(self, op, iteration: int, instance: int) -> Link | None:
+        role, accesses = self.role_of(op), tmem_tiles.touched(op, self.of)
+        if not accesses:
+            return None
+        self._tick(role)
+        unordered = []
+        for t, writes, reads in accesses:
+            for past in self._must_follow(op, iteration, t, writes, reads):
+                if past.role != role and past.number > self.known[role][past.role]:
+                    unordered.append(past)
+        if unordered:
+            return self._link(max(unordered, key=lambda past: past.number), role, op, instance)
+        for t, writes, _ in accesses:
+            done = _Done(role, self.count[role], op, instance, writes)
+            self.history[id(t)] = [done] if writes else [*self.history[id(t)], done]
+            self.declared[op, iteration] = done
+        return None
+
+    def _must_follow(self, op, iteration: int, t, writes: bool, reads: bool) -> list[_Done]:
+        found = [past for past in self.history[id(t)] if writes or past.writes]
+        if writes and not reads:
+            found += self._declared_reuse(op, iteration)
+            if op.operation.parent.name != "scf.for" or not self._in_one_loop(op, t):
+                found += [past for other in self._sharing(t) for past in self.history[id(other)]]
+        return found
+
+    def _declared_reuse(self, op, iteration: int) -> list[_Done]:
+        numbers = list(op.after) if getattr(op, "after", None) is not None else []
+        found = []
+        for order, distance in zip(numbers[::2], numbers[1::2], strict=True):
+            first = next((o for o in op.operation.parent.regions[0].blocks[0].operations
+                          if "order" in o.attributes and o.attributes["order"].value == order), None)
+            if first is None:
+                raise op_diagnostic(op, f"comes after an operation of order {order}, which its loop has not", fix="remove it from after")
+            if iteration < distance:  # what an earlier run of the loop left there
+                found += [past for t, _, _ in tmem_tiles.touched(op, self.of) for o in self._sharing(t) for past in self.history[id(o)]]
+                continue
+            done = self.declared.get((first, iteration - distance))
+            if done is None:
+                raise op_diagnostic(op, f"is to come after that of order {order}, which the schedule runs later",
+                                    why="the two use the same columns of tensor memory", fix="change stage and order of one of them")
+            found.append(done)
+        return found
+
+    def _in_one_loop(self, op, t) -> bool:
+        """Whether all that shares columns with this tile is in the loop of `op`, where `after` says what is reused."""
+        return all(past.op.operation.parent == op.operation.parent for other in self._sharing(t) for past in self.history[id(other)])
+
+    def _sharing(self, t) -> list:
+        first = column_of(t.kind)
+        others = {id(o): o for o in self.of.values() if o is not t}
+        return [o for o in others.values() if column_of(o.kind) < first + t.words and first < column_of(o.kind) + o.words]
+
+    def _link(self, past: _Done, role: str, op, instance: int) -> Link:
+        """Between the two operations, or the loops around them that stand in one block."""
+        before, after = _siblings(past.op, op)
+        if before == past.op and after == op:
+            ahead = instance - past.instance
+        else:
+            ahead = 0 if _comes_before(before, after) else 1
+        if ahead not in (0, 1):
+            raise op_diagnostic(op, f"waits for '{past.op.operation.name}' of {ahead} iterations before", why="links have one slot")
+        return Link(past.role, role, before, after, ahead)
+
+
+def _siblings(a, b):
+    """The two, or what holds them, in their innermost common block."""
+    chain = {}
+    at = a
+    while at is not None and at.operation.name != "builtin.module":
+        chain[at.operation.block] = at
+        at = _parent(at)
+    at = b
+    while at.operation.block not in chain:
+        at = _parent(at)
+    return chain[at.operation.block], at
+
+
+def _parent(op):
+    return op.operation.parent.opview if op.operation.parent is not None else None
+
+
+def _comes_before(a, b) -> bool:
+    return a.operation != b.operation and a.operation.is_before_in_block(b.operation)

@@ -1,0 +1,172 @@
+"""Tensor memory in the abstract machine of `warp-check`: who may touch which columns when.
+
+Each agent has a clock, and knows how far the others had come at the signals it waited for. An access to columns must know of all earlier
+accesses of other agents to them, if one of the two writes. What a commit signals covers all MMAs that its thread issued before; what an
+arrival signals, the stores and loads that the thread has waited for (PTX ISA 9.7.16, memory consistency of tcgen05).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import warp_tmem
+from ..ir.diagnostics import op_diagnostic
+from ..ir.tile import column_of, space_of
+
+
+@dataclass(frozen=True)
+class _Access:
+    agent: object
+    number: int  # by the agent's own clock
+    first: int
+    end: int
+    block: int
+    writes: bool
+
+
+class TmemRules:
+    """Mixed into the machine."""
+
+    # -- clocks
+
+    def tick(self, agent) -> int:
+        agent.clock[agent] = agent.clock.get(agent, 0) + 1
+        return agent.clock[agent]
+
+    def tell(self, agent, known: dict) -> None:
+        """`known` learns all that the agent knows now."""
+        self.tick(agent)
+        for other, number in agent.clock.items():
+            known[other] = max(known.get(other, 0), number)
+
+    def learn(self, agent, known: dict) -> None:
+        for other, number in known.items():
+            agent.clock[other] = max(agent.clock.get(other, 0), number)
+
+    # -- columns
+
+    def columns(self, agent, op, region, block: int, writes: bool) -> None:
+        first = column_of(region.type)
+        access = _Access(agent, self.tick(agent), first, first + warp_tmem.words_of(region.type), block, writes)
+        for past in self.tmem_accesses:
+            meets = past.first < access.end and access.first < past.end and past.block == block and (past.writes or writes)
+            if meets and past.agent is not agent and agent.clock.get(past.agent, 0) < past.number:
+                what = "writes" if past.writes else "reads"
+                raise op_diagnostic(
+                    op,
+                    f"touches columns {max(first, past.first)} to {min(access.end, past.end) - 1} of tensor memory while role "
+                    f"{past.agent.name} may not be done with them",
+                    why=f"that role {what} them, and nothing orders the two",
+                    fix="wait for a pipe that is filled after it, or give the tiles other columns",
+                )
+        self.tmem_accesses = [p for p in self.tmem_accesses if not (p.agent is agent and p.block == block and _covers(access, p))]
+        self.tmem_accesses.append(access)
+
+    # -- operations
+
+    def tcgen05_mma(self, agent, op) -> None:
+        for buffer, state in ((op.a, op.a_state), (op.b, op.b_state)):
+            if space_of(buffer.type) == "smem":
+                self.read_slot(agent, op, buffer, state)
+                self.mma_reads[agent, buffer] = self.tick(agent)
+        if space_of(op.a.type) == "tmem":
+            self.columns(agent, op, op.a, op.block.value, writes=False)
+        self.columns(agent, op, op.acc, op.block.value, writes=True)
+
+    def check_mma_reads(self, agent, op, buffer) -> None:
+        """Before bytes of `buffer` are overwritten."""
+        for (reader, read), number in self.mma_reads.items():
+            if read == buffer and agent.clock.get(reader, 0) < number:
+                raise op_diagnostic(op, "overwrites bytes of another buffer that may still be read",
+                                    why=f"MMAs of role {reader.name} read it, and nothing orders the two",
+                                    fix="wait for a pipe that their commit fills")
+
+    def tcgen05_commit(self, agent, op) -> None:
+        place = agent.places[op.state]
+        if op.barrier.value == "full":
+            self._fill(agent, op, place, 1)
+        else:
+            self.give_back(agent, op, place, 1)
+
+    def arrive(self, agent, op) -> None:
+        if agent.stores:
+            raise op_diagnostic(op, "signals before what its role stored to tensor memory is there", why="stores are asynchronous",
+                                fix='put warp.tmem_wait {kind = "store"} before it')
+        if agent.loading:
+            raise op_diagnostic(op, "signals before what its role loads from tensor memory is read", why="loads are asynchronous",
+                                fix='put warp.tmem_wait {kind = "load"} before it')
+        self._fill(agent, op, agent.places[op.state], agent.warps)
+
+    def _fill(self, agent, op, place, arrivals: int) -> None:
+        slot, pipe = self.slot(place), place.pipe.owner.opview
+        if pipe.tx_bytes.value:
+            raise op_diagnostic(op, "fills a slot that bytes fill", why=f"its pipeline counts tx_bytes = {pipe.tx_bytes.value}")
+        slot.fills += arrivals
+        self.tell(agent, slot.full_clock)
+        if slot.fills > pipe.fills.value:
+            raise op_diagnostic(op, f"brings {slot.fills} arrivals to a slot", why=f"its pipeline counts fills = {pipe.fills.value}")
+        if slot.fills == pipe.fills.value:
+            slot.fills, slot.filled = 0, slot.filled + 1
+            late = next((a for a in self.agents for p in a.places.values() if self._waits_on(p, place) and p.seen + 1 < slot.filled), None)
+            if late is not None and not pipe.arrivals.value:
+                raise op_diagnostic(op, "fills a slot again before it was waited for", why=f"role {late.name} would miss a phase",
+                                    fix="wait for that role first")
+
+    def _waits_on(self, other, place) -> bool:
+        return other.pipe == place.pipe and other.group == place.group and other.seen >= 0 and other is not place
+
+    def tmem_load(self, agent, op) -> None:
+        self._own_stores(agent, op, op.source)
+        self.columns(agent, op, op.source, agent.group, writes=False)
+        agent.loading.add(op.target)
+        agent.defined.add(op.target)
+
+    def tmem_store(self, agent, op) -> None:
+        self.touch_fragments(agent, op, {op.source}, set())
+        self.columns(agent, op, op.target, agent.group, writes=True)
+        agent.stores.add(op.target)
+
+    def tmem_wait(self, agent, op) -> None:
+        (agent.loading if op.kind.value == "load" else agent.stores).clear()
+
+    def tmem_map(self, agent, op) -> None:
+        read = {v for v in op.inputs if space_of(v.type) == "reg"}
+        self.touch_fragments(agent, op, read, {op.target} if space_of(op.target.type) == "reg" else set())
+        for region in op.inputs:
+            if space_of(region.type) == "tmem":
+                self._own_stores(agent, op, region)
+                self.columns(agent, op, region, agent.group, writes=False)
+        if space_of(op.target.type) == "tmem":
+            self.columns(agent, op, op.target, agent.group, writes=True)
+            agent.stores.add(op.target)
+
+    def _own_stores(self, agent, op, region) -> None:
+        first, end = column_of(region.type), column_of(region.type) + warp_tmem.words_of(region.type)
+        for stored in agent.stores:
+            at = column_of(stored.type)
+            if at < end and first < at + warp_tmem.words_of(stored.type):
+                raise op_diagnostic(op, "loads what its role stored and did not wait for", why="stores to tensor memory are asynchronous",
+                                    fix='put warp.tmem_wait {kind = "store"} before it')
+
+    def touch_fragments(self, agent, op, read: set, written: set) -> None:
+        if agent.loading & (read | written):
+            raise op_diagnostic(op, "uses a fragment that is being loaded from tensor memory", why="loads are asynchronous",
+                                fix='put warp.tmem_wait {kind = "load"} before it')
+        self._check_defined(agent, op, read)
+        agent.defined |= written
+
+
+def _covers(new: _Access, old: _Access) -> bool:
+    """Whether who is ordered behind the new access is so behind the old one, of the same agent."""
+    return new.first <= old.first and old.end <= new.end and (new.writes or not old.writes)
+
+
+TMEM_RULES = {
+    warp_tmem.Tcgen05MmaOp: TmemRules.tcgen05_mma,
+    warp_tmem.Tcgen05CommitOp: TmemRules.tcgen05_commit,
+    warp_tmem.ArriveOp: TmemRules.arrive,
+    warp_tmem.TmemLoadOp: TmemRules.tmem_load,
+    warp_tmem.TmemStoreOp: TmemRules.tmem_store,
+    warp_tmem.TmemWaitOp: TmemRules.tmem_wait,
+    warp_tmem.TmemMapOp: TmemRules.tmem_map,
+}

@@ -1,0 +1,128 @@
+"""Give every tile in tensor memory its columns; tiles that are not needed at one time may share some.
+
+From the schedule's order follow the spans over which each tile's contents are needed: from the operation that writes it to the last one that
+reads it, around the loop's back edge too; an MMA reads its operand and its accumulator until MMAs behind it have begun, which is enough
+where MMAs of one thread finish in order (`mma.in_order`), and until the next iteration where they do not. Where all tiles fit side by
+side, none shares: a reuse makes one role wait for another. Else the least width is found, exactly (`columns.py`); a tile of 256 rows lies
+in both halves of the columns alike, so the room is half. What does not fit is refused, naming what is alive at the worst moment.
+
+Each reuse within a loop is written down where it overwrites: `after = array<i64: 3, 1>`, the operation of order 3, of 1 iteration
+before, must have been done. Roles learn from it what to wait for. It never changes the order of a schedule.
+
+Before:  %s = "tile.mma"(...) {order = 3, stage = 0} -> tensor<256x128xf32, #tile.tmem<-1>>
+         %pc = "tile.map"(...) {order = 16, stage = 0} -> tensor<256x128xbf16, #tile.tmem<-1>>
+         %o = "tile.mma"(%pc, ...) {order = 1, stage = 1} -> tensor<256x128xf32, #tile.tmem<-1>>
+After:   %s ... {after = array<i64: 1, 1>} -> tensor<256x128xf32, #tile.tmem<0>>       // P of the last iteration lies there
+         %pc ... {after = array<i64: 4, 0>} -> tensor<256x128xbf16, #tile.tmem<0>>     // the scores have been read
+         %o ... -> tensor<256x128xf32, #tile.tmem<128>>
+"""
+
+from __future__ import annotations
+
+from .. import targets
+from ..ir import tile
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import column_of, tile_type
+from . import columns, tmem_tiles
+from .registry import register_pass
+
+_UNIT = 32  # columns; tiles start at multiples of it, as allocations do
+
+
+@register_pass("tile-alias-tmem")
+def tile_alias_tmem(module: ir.Module) -> None:
+    target = targets.of(module)
+    for op in module.body.operations:
+        if isinstance(op, tile.KernelOp):
+            _place_kernel(op, target)
+
+
+def _place_kernel(kernel, target) -> None:
+    tiles = tmem_tiles.find(kernel)
+    if not tiles:
+        return
+    conflicts = [{j for j, b in enumerate(tiles) if i != j and _conflict(a, b, target)} for i, a in enumerate(tiles)]
+    room = _room(kernel, tiles, target)
+    widths = [-(-t.words // _UNIT) for t in tiles]
+    if sum(widths) * _UNIT <= room:
+        offsets = [sum(widths[:i]) for i in range(len(widths))]
+    else:
+        offsets = columns.place(widths, conflicts)
+    needed = columns.width_of(widths, offsets) * _UNIT
+    if needed > room:
+        raise _does_not_fit(kernel, tiles, target, needed, room)
+    for t, offset in zip(tiles, offsets, strict=True):
+        for value in t.values:
+            value.set_type(tile_type(value.type.shape, value.type.element_type, f"tmem<{offset * _UNIT}>"))
+    _write_dependences(tiles)
+
+
+def _room(kernel, tiles, target) -> int:
+    """Columns of a row block."""
+    blocks = {tmem_tiles.block_of(t.kind) for t in tiles}
+    odd = next((t for t in tiles if t.kind.shape[0] % target.mma.m or tmem_tiles.block_of(t.kind) not in (1, 2)), None)
+    if odd is not None or len(blocks) > 1:
+        shapes = ", ".join(dict.fromkeys("x".join(map(str, t.kind.shape)) for t in tiles))
+        raise op_diagnostic(kernel, f"has tiles of {shapes} in tensor memory", why=f"all have {target.mma.m} rows, or all have twice as many",
+                            fix="give the tiles one number of rows")
+    return target.tmem_columns // blocks.pop()
+
+
+def _conflict(a, b, target) -> bool:
+    if tmem_tiles.overlap(a, b):
+        return True
+    return not target.mma.in_order and (_read_late(a, b) or _read_late(b, a))
+
+
+def _read_late(a, b) -> bool:
+    """Whether an MMA may still read `a` when another MMA writes `b`: the last access to a content of `a`, then the first to one of `b`."""
+    for accesses in a.accesses:
+        last = accesses[-1]
+        if isinstance(last.op, tile.MmaOp):
+            following = [other[0] for other in b.accesses if other[0].time > last.time]
+            if following and isinstance(following[0].op, tile.MmaOp):
+                return True
+    return False
+
+
+def _does_not_fit(kernel, tiles, target, needed: int, room: int):
+    times = [first for t in tiles for first, _ in t.spans]
+    live = max(([t for t in tiles if any(f <= time <= e for f, e in t.spans)] for time in times), key=lambda live: sum(t.words for t in live))
+    listed = " and ".join(f"{t.name} {t.words}" for t in live)
+    across = [t for t in tiles if len(t.spans) == 1 and t in live]
+    kept = " and ".join(f"{t.name} {t.words}" for t in across)
+    total = sum(-(-t.words // _UNIT) * _UNIT for t in live)
+    blocks = tmem_tiles.block_of(tiles[0].kind)
+    why = f"alive at one time: {listed}, {total} columns" + (f"; {kept} live{'s' * (len(across) == 1)} across the loop" if across else "")
+    each = f" for each of {blocks} row blocks" if blocks > 1 else ""
+    fix = "use narrower key blocks (attn-to-tile.block-n)" + (f", or one row block (attn-to-tile.block-m={target.mma.m})" if blocks > 1 else "")
+    return op_diagnostic(kernel, f"needs {needed} columns of {room} of tensor memory{each}", why=why, fix=fix)
+
+
+def _write_dependences(tiles) -> None:
+    """For each fresh write in a loop: who last touched what another tile left in these columns."""
+    for t in tiles:
+        found: dict = {}
+        for other in tiles:
+            if other is not t and _share(t, other):
+                for accesses in t.accesses:
+                    before = [a for a in other.accesses if a[-1].time < accesses[0].time]
+                    if before and accesses[0].fresh:
+                        found.setdefault(accesses[0].op, []).append((accesses[0], before[-1]))
+        for op, reuses in found.items():
+            if op.operation.parent.name != "scf.for":
+                continue
+            pairs = {}
+            for first, accesses in reuses:
+                for a in accesses:
+                    if a.op.operation.parent == op.operation.parent and a.op.order is not None and (not a.writes or len(accesses) == 1):
+                        pairs[a.op.order.value] = first.iteration - a.iteration
+            numbers = [n for order in sorted(pairs) for n in (order, pairs[order])]
+            if numbers:
+                op.attributes["after"] = ir.DenseI64ArrayAttr.get(numbers)
+
+
+def _share(a, b) -> bool:
+    first, other = column_of(a.kind), column_of(b.kind)
+    return first < other + b.words and other < first + a.words

@@ -1,0 +1,188 @@
+"""The part of `warp-insert-barriers` for kernels with tensor memory: links become pipes, slots are given back by commits.
+
+A link is a pipe that nobody empties: a full barrier for each compute warpgroup, which the source fills (one commit of its MMAs, or one
+arrival of each warp) and the sink waits for; a link that is `ahead` starts a phase earlier. What threads wrote to tensor memory is waited
+for before they signal, what they load before the next operation. The role that issues MMAs waits for the slots of its operands and gives
+each back by a commit behind the last MMA that reads it.
+
+Before:  "warp.tcgen05_mma"(%s, %q, %k); "warp.signal"(%scores) {group = 0}       "warp.await"(%scores); "warp.tmem_load"(%r, %s)
+After:   wait; elect { tcgen05_mma; tcgen05_commit {empty}; tcgen05_commit {full} }; advance      wait; advance; tmem_load; tmem_wait
+"""
+
+from __future__ import annotations
+
+from ..ir import warp, warp_tmem
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import space_of
+from .warp_insert_barriers import _CONTROL, _buffers_read_within, _i64, _place, _walk
+
+
+class Links:
+    """The links of a kernel, and the pipes that they become."""
+
+    def __init__(self, kernel, roles):
+        self.kernel, self.roles = kernel, roles
+        self.links = [op for op in kernel.body.blocks[0].operations if isinstance(op, warp_tmem.LinkOp)]
+        self.pipes = {}
+
+    def make_pipes(self, at: int) -> tuple[list, int]:
+        """Pipelines here, from byte `at` on; and the first free byte behind them."""
+        for op in self.links:
+            source = next(r for r in self.roles if any(isinstance(o, warp_tmem.SignalOp) and o.link == op.out for o in _walk(r.body.blocks[0])))
+            fills = 1 if warp_tmem.issues_mmas(source) else 4  # one commit, or one lane of each warp of a warpgroup
+            self.pipes[op.out] = warp.PipelineOp(
+                stages=_i64(1), offset=_i64(at), tx_bytes=_i64(0), arrivals=_i64(0), out=ir.Type.parse("!warp.pipe"), loc=op.location,
+                fills=_i64(fills) if fills > 1 else None, groups=_i64(op.groups.value) if op.groups.value > 1 else None,
+            ).out  # fmt: skip
+            at += 8 * op.groups.value
+        return list(self.pipes.values()), at
+
+    def place_tiles(self) -> None:
+        """Addresses of tiles are known once tensor memory is allocated and the CTA has met."""
+        word = None
+        for op in list(self.kernel.body.blocks[0].operations):
+            if isinstance(op, warp_tmem.TmemAllocOp):
+                word = op.word.value
+            elif isinstance(op, warp_tmem.TmemOp):
+                op.operation.move_before(self.roles[0].operation)
+        last = max((p.owner.opview.offset.value + 8 * p.owner.opview.groups.value for p in self.pipes.values()), default=0)
+        if word is not None and last > word:
+            raise op_diagnostic(self.kernel, f"needs {last} bytes of mbarriers", why=f"the address of tensor memory lies at byte {word}")
+
+    def guard(self, role) -> None:
+        """Signals and awaits of a role become arrivals, commits and waits."""
+        states: dict = {}
+        block = role.body.blocks[0]
+        issues = warp_tmem.issues_mmas(role)
+        stores = any(_writes_tmem(op) for op in _walk(block))
+        for op in list(_walk(block)):
+            if isinstance(op, warp_tmem.TmemLoadOp):
+                with ir.InsertionPoint.after(op.operation):
+                    warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("load"), loc=op.location)
+            if _writes_tmem(op) and not _signals_later(op) and _is_read(op.target, block):
+                with ir.InsertionPoint.after(op.operation):
+                    warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"), loc=op.location)
+            if not isinstance(op, (warp_tmem.SignalOp, warp_tmem.AwaitOp)):
+                continue
+            waits = isinstance(op, warp_tmem.AwaitOp)
+            state = self._state(states, block, op, waits)
+            with ir.InsertionPoint(op), op.location:
+                if waits:
+                    warp.WaitOp(state=state)
+                    warp.AdvanceOp(state=state)
+                elif issues:
+                    _commit(op, state, "full")
+                else:
+                    if stores:
+                        warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"))
+                    warp_tmem.ArriveOp(state=state)
+            op.operation.erase()
+
+    def _state(self, states: dict, block, op, waits: bool):
+        key = (op.link, op.group.value if op.group is not None else None, waits)
+        if key not in states:
+            ahead = op.link.owner.opview.ahead.value
+            group = op.group if op.link.owner.opview.groups.value > 1 else None
+            with ir.InsertionPoint.at_block_begin(block):
+                states[key] = warp.StateOp(
+                    pipe=self.pipes[op.link], phase=_i64(ahead if waits else 1), group=group, out=_place(), loc=op.location
+                ).out
+        return states[key]
+
+    def erase(self) -> None:
+        for op in self.links:
+            op.operation.erase()
+
+
+class Issuer:
+    """Waits and releases of the role that issues MMAs."""
+
+    def __init__(self, role, rings):
+        self.role, self.rings = role, rings
+        self.states, self.waited = {}, set()
+
+    def run(self) -> None:
+        block = self.role.body.blocks[0]
+        with ir.InsertionPoint.at_block_begin(block):
+            for buffer, ring in self.rings.items():
+                self.states[buffer] = warp.StateOp(pipe=ring.pipe, phase=_i64(0), out=_place(), loc=self.role.location).out
+        self._block(block, 0)
+
+    def _block(self, block, level: int) -> None:
+        """Slots filled once in this block are waited for before the first operation that reads them, and given back after the last."""
+        operations = list(block.operations)
+        reads = [[b for b in _buffers_read_within(op) if b in self.rings and self.rings[b].level == level] for op in operations]
+        for number, op in enumerate(operations):
+            last = [b for b in reads[number] if not any(b in later for later in reads[number + 1 :])]
+            with ir.InsertionPoint(op):
+                for buffer in reads[number]:
+                    if buffer not in self.waited:
+                        self.waited.add(buffer)
+                        warp.WaitOp(state=self.states[buffer], loc=op.location)
+            if op.operation.name in _CONTROL:
+                for region in op.operation.regions:
+                    for inner in region.blocks:
+                        self._block(inner, level + 1)
+                after = operations[number + 1] if number + 1 < len(operations) else None
+                with ir.InsertionPoint(after) if after is not None else ir.InsertionPoint(block):
+                    self._release(last, op)
+            elif isinstance(op, warp_tmem.Tcgen05MmaOp):
+                self._issue(op, last)
+
+    def _issue(self, op, last: list) -> None:
+        with ir.InsertionPoint(op), op.location:
+            elect = warp.ElectOp(scope=ir.StringAttr.get("warp"))
+            with ir.InsertionPoint(elect.body.blocks.append()):
+                warp_tmem.Tcgen05MmaOp(
+                    acc=op.acc, a=op.a, b=op.b, a_state=self.states.get(op.a), b_state=self.states.get(op.b),
+                    block=op.block, transpose_b=op.transpose_b, accumulate=op.accumulate,
+                )  # fmt: skip
+            self._release(last, op)
+        op.operation.erase()
+
+    def _release(self, buffers: list, op) -> None:
+        for buffer in buffers:
+            if self.rings[buffer].reused:
+                _commit(op, self.states[buffer], "empty")
+                warp.AdvanceOp(state=self.states[buffer], loc=op.location)
+                self.waited.discard(buffer)
+
+
+def _commit(op, state, barrier: str) -> None:
+    """A commit in front of `op`, together with the MMA just before it if there is one: one thread does both."""
+    with ir.InsertionPoint(_elect_before(op).body.blocks[0]):
+        warp_tmem.Tcgen05CommitOp(state=state, barrier=ir.StringAttr.get(barrier), loc=op.location)
+
+
+def _elect_before(op):
+    previous = None
+    for other in op.operation.block.operations:
+        if other.operation == op.operation:
+            break
+        previous = other if not isinstance(other, warp.AdvanceOp) else previous
+    if isinstance(previous, warp.ElectOp):
+        return previous
+    elect = warp.ElectOp(scope=ir.StringAttr.get("warp"), loc=op.location)
+    elect.body.blocks.append()
+    return elect
+
+
+def _writes_tmem(op) -> bool:
+    return isinstance(op, warp_tmem.TmemStoreOp) or (isinstance(op, warp_tmem.TmemMapOp) and space_of(op.target.type) == "tmem")
+
+
+def _signals_later(op) -> bool:
+    """Whether a signal, which waits for stores, follows in the same block, or in the one around a `when`."""
+    block = op.operation.block
+    if any(isinstance(o, warp_tmem.SignalOp) and op.operation.is_before_in_block(o.operation) for o in block.operations):
+        return True
+    return isinstance(block.owner.opview, warp.WhenOp) and _signals_later(block.owner.opview)
+
+
+def _is_read(region, block) -> bool:
+    """Whether this role loads the tile itself."""
+    return any(
+        (isinstance(op, warp_tmem.TmemLoadOp) and op.source == region) or (isinstance(op, warp_tmem.TmemMapOp) and region in list(op.inputs))
+        for op in _walk(block)
+    )

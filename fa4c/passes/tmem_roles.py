@@ -1,0 +1,247 @@
+"""Roles of a kernel whose MMAs sum into tensor memory: a warp that loads, one that issues MMAs, and compute warpgroups of 128 rows each.
+
+The rest of `warp-specialize` for such kernels; it decides by where the tiles lie. One thread issues all MMAs, of row block after row block:
+while one's scores are exponentiated, the other's products are formed. Compute warpgroups read and write tensor memory a row a thread; maps
+that touch it work on a few columns at a time. Who waits for whom: `handoffs.py`, as `warp.signal` and `warp.await`.
+"""
+
+from __future__ import annotations
+
+from ..ir import tile, warp, warp_tmem
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import column_of, space_of
+from . import handoffs
+from .warp_specialize import _RULES, _captured, _clone, _i64, _Kernel, _location_of, _Role, _walk, is_load
+
+LOAD, MMA, COMPUTE = "load", "mma", "compute"
+_ISSUE_REGISTERS = 48  # of the warpgroup whose warps only issue copies and MMAs
+_CHUNK = 32  # columns that a map takes of tensor memory at a time
+_WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
+
+
+def holds_tmem(kernel) -> bool:
+    """Whether a tile.kernel has tiles in tensor memory."""
+    return any(space_of(value.type) == "tmem" for op in _walk(kernel.body.blocks[0]) for value in op.operation.results)
+
+
+def is_mma(op) -> bool:
+    return isinstance(op, tile.MmaOp)
+
+
+def computes(op) -> bool:
+    return type(op) in _RULES and not is_load(op) and not is_mma(op)
+
+
+def role_of(op) -> str:
+    return LOAD if is_load(op) else MMA if is_mma(op) else COMPUTE
+
+
+class TmemKernel(_Kernel):
+    """One tile.kernel with tiles in tensor memory on its way to a warp.kernel."""
+
+    group_rows = warp_tmem.LANES
+    computes = staticmethod(computes)
+
+    def __init__(self, kernel, target):
+        super().__init__(kernel, target)
+        for op in self.all_ops:
+            _check(op)
+        self.links = handoffs.find(kernel, role_of)
+        self.regions = {}  # value in tensor memory -> warp.tmem
+
+    def _count_warpgroups(self) -> int:
+        rows = {v.type.shape[0] for op in self.all_ops for v in op.operation.results if space_of(v.type) in ("reg", "tmem")}
+        if len(rows) > 1 or next(iter(rows)) not in (self.group_rows, 2 * self.group_rows):
+            raise op_diagnostic(
+                self.kernel,
+                f"has tiles of {', '.join(map(str, sorted(rows)))} rows",
+                why=f"each compute warpgroup holds {self.group_rows} rows of every tile in registers and in tensor memory, and there are 1 or 2",
+                fix=f"give all of them {self.group_rows} rows, or all of them {2 * self.group_rows}",
+            )
+        return next(iter(rows)) // self.group_rows
+
+    def _budgets(self) -> tuple[int, int]:
+        share = (self.target.registers // 128 - _ISSUE_REGISTERS) // self.warpgroups
+        return min(share // self.target.register_step * self.target.register_step, 240), _ISSUE_REGISTERS
+
+    def _emit_roles(self) -> None:
+        memory = warp_tmem.TmemAllocOp(
+            columns=_i64(self.target.tmem_columns), word=_i64(_WORD), warp=_i64(1), out=ir.Type.parse("!warp.tensor_memory")
+        ).out
+        handles = {}  # column and type -> region
+        for op in self.all_ops:
+            for value in [*op.operation.results, *(op.regions[0].blocks[0].arguments if op.operation.name == "scf.for" else ())]:
+                if space_of(value.type) == "tmem":
+                    if value.type not in handles:
+                        handles[value.type] = warp_tmem.TmemOp(memory=memory, out=value.type, loc=_location_of(value, self.kernel)).out
+                    self.regions[value] = handles[value.type]
+        self.link_values = {
+            link: warp_tmem.LinkOp(
+                groups=_i64(self.warpgroups), ahead=_i64(link.ahead), out=ir.Type.parse("!warp.order"), loc=link.after.location
+            ).out
+            for link in self.links
+        }
+        self._tmem_role(LOAD, 0, 1, self.load_registers, is_load)
+        self._tmem_role(MMA, 1, 3, self.load_registers, is_mma)
+        self._tmem_role(COMPUTE, 4, 4 * self.warpgroups, self.compute_registers, computes)
+        warp_tmem.TmemFreeOp(memory=memory)
+
+    def _tmem_role(self, name, first, count, registers, keep) -> None:
+        whole = count % 4 == 0
+        role = warp.RoleOp(
+            sym_name=ir.StringAttr.get(name),
+            warps=ir.DenseI64ArrayAttr.get(list(range(first, first + count))),
+            active=_i64(count if whole else 1),
+            registers=_i64(registers),
+            layout=ir.StringAttr.get("lanes") if whole else None,
+        )
+        block = role.body.blocks.append()
+        with ir.InsertionPoint(block):
+            (_Issuer if keep is is_mma else _TmemRole)(self, keep, name).emit_block(self.body, self.scalars)
+
+
+class _TmemRole(_Role):
+    """One role's part; it signals and awaits where the links say."""
+
+    groups = (None,)  # each warpgroup's own
+
+    def __init__(self, kernel: TmemKernel, keep, name: str):
+        super().__init__(kernel, keep)
+        self.name = name
+
+    def holds_fragments(self) -> bool:
+        return self.keep is computes
+
+    def emit_op(self, op, env) -> None:
+        self._await(op, self.groups)
+        super().emit_op(op, env)
+        self._signal(op, self.groups)
+
+    def emit_loop(self, op, env) -> None:
+        self._await(op, self.groups)
+        super().emit_loop(op, env)
+        self._signal(op, self.groups)
+
+    def _await(self, op, groups) -> None:
+        for link in self.kernel.links:
+            if link.sink == self.name and link.after == op:
+                for group in groups:
+                    warp_tmem.AwaitOp(link=self.kernel.link_values[link], group=group, loc=op.location)
+
+    def _signal(self, op, groups) -> None:
+        for link in self.kernel.links:
+            if link.source == self.name and link.before == op:
+                for group in groups:
+                    warp_tmem.SignalOp(link=self.kernel.link_values[link], group=group, loc=op.location)
+
+    # -- operations
+
+    def copy(self, target, source, loc) -> None:
+        if space_of(target.type) == "tmem":
+            if self.kernel.regions[target] != self.kernel.regions[source]:
+                raise op_diagnostic(target.owner.opview if not isinstance(target.owner, ir.Block) else self.kernel.kernel,
+                                    "would have to be copied within tensor memory", why="an accumulator has one place",
+                                    fix="give both the same column")
+            return
+        super().copy(target, source, loc)
+
+    def storage(self, value):
+        return self.kernel.regions[value] if space_of(value.type) == "tmem" else self.fragment(value)
+
+    def map(self, op, env) -> None:
+        if not any(space_of(v.type) == "tmem" for v in [op.out, *op.inputs]):
+            super().map(op, env)
+            return
+        for value in _captured(op.body.blocks[0]):
+            self.scalar(value, env)
+        if op.cond is None:
+            self._tmem_map(op, env)
+            return
+        self.copy(op.out, op.inputs[0], op.location)
+        cond = self.fragment(op.cond) if isinstance(op.cond.type, ir.RankedTensorType) else self.scalar(op.cond, env)
+        when = warp.WhenOp(cond=cond, loc=op.location)
+        with ir.InsertionPoint(when.body.blocks.append()):
+            self._tmem_map(op, env)
+
+    def _tmem_map(self, op, env) -> None:
+        source = op.body.blocks[0]
+        last = list(source.operations)[-1]
+        if space_of(op.out.type) == "reg" and list(last.operation.operands) == [source.arguments[0]] and len(op.inputs) == 1:
+            warp_tmem.TmemLoadOp(target=self.fragment(op.out), source=self.storage(op.inputs[0]), loc=op.location)
+            return
+        new = warp_tmem.TmemMapOp(
+            target=self.storage(op.out), inputs=[self.storage(v) for v in op.inputs], columns=_i64(_CHUNK), loc=op.location
+        )
+        block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
+        inner = dict(env)
+        inner.update(zip(source.arguments, block.arguments, strict=True))
+        with ir.InsertionPoint(block):
+            for body_op in source.operations:
+                _clone(body_op, inner)
+
+    def splat(self, op, env) -> None:
+        if space_of(op.out.type) != "tmem":
+            super().splat(op, env)
+            return
+        new = warp_tmem.TmemMapOp(target=self.storage(op.out), inputs=[], columns=_i64(_CHUNK), loc=op.location)
+        index = ir.IndexType.get()
+        block = new.body.blocks.append(index, index, arg_locs=[op.location] * 2)
+        with ir.InsertionPoint(block), op.location:
+            value = ir.Operation.create("arith.constant", results=[op.out.type.element_type], attributes={"value": op.value}).result
+            tile.YieldOp(values=[value])
+
+
+class _Issuer(_TmemRole):
+    """The warp that issues MMAs: each step row block after row block, which have nothing to do with each other."""
+
+    def __init__(self, kernel: TmemKernel, keep, name: str):
+        super().__init__(kernel, keep, name)
+        self.groups = tuple(_i64(block) for block in range(kernel.warpgroups))
+
+    def emit_op(self, op, env) -> None:
+        for group in self.groups:
+            self._issue(op, group)
+
+    def _emit_slots(self, op, slots, k, lower, step, env) -> None:
+        for group in self.groups:
+            for slot, _ in slots:
+                self._issue(slot.op, group)
+
+    def _issue(self, op, group) -> None:
+        self._await(op, [group])
+        regions, buffers = self.kernel.regions, self.kernel.buffers
+        warp_tmem.Tcgen05MmaOp(
+            acc=regions[op.out],
+            a=buffers[op.a] if space_of(op.a.type) == "smem" else regions[op.a],
+            b=buffers[op.b],
+            a_state=None,
+            b_state=None,
+            block=group,
+            transpose_b=op.transpose_b,
+            accumulate=ir.BoolAttr.get(op.acc is not None),
+            loc=op.location,
+        )
+        self._signal(op, [group])
+
+
+def _check(op) -> None:
+    """What tensor memory asks of a tile program."""
+    tiles = [v.type for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) == "tmem"]
+    if any(column_of(kind) < 0 for kind in tiles):
+        raise op_diagnostic(op, "has tiles in tensor memory without columns", fix="run tile-alias-tmem before warp-specialize")
+    if is_mma(op):
+        if space_of(op.out.type) != "tmem" or space_of(op.a.type) not in ("tmem", "smem"):
+            raise op_diagnostic(op, f"multiplies {op.a.type} into {op.out.type}", why="this MMA reads and sums outside of registers",
+                                fix="run tile-accumulate-in-tmem")
+        if op.acc is not None and op.acc.type != op.out.type:
+            raise op_diagnostic(op, f"sums {op.acc.type} into {op.out.type}", why="it sums in place", fix="give both the same column")
+        if op.transpose_a.value:
+            raise op_diagnostic(op, "reads a transposed", why="tcgen05 MMAs of transposed a are not emitted yet")
+        for name, value in (("a", op.a), ("b", op.b)):
+            if space_of(value.type) == "smem" and not isinstance(getattr(value.owner, "opview", None), tile.LoadOp):
+                raise op_diagnostic(op, f"reads {name} from shared memory that this CTA wrote", why="only loaded tiles are handed to MMAs so far")
+    if isinstance(op, (tile.FromSharedOp, tile.GlobalAddOp)):
+        raise op_diagnostic(op, "has no form for one row a thread yet", why="tensor memory is read a lane a row")
+    if isinstance(op, tile.VoteAnyOp) and op.rows.value != 32:
+        raise op_diagnostic(op, f"votes over {op.rows.value} rows", why="a warp holds 32 rows, one a lane", fix="give it rows = 32")
