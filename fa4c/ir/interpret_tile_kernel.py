@@ -40,6 +40,11 @@ class Block:
         return [step for step in self.steps if step.scheduled]
 
     @cached_property
+    def placed_steps(self) -> list["Step"]:
+        """The steps whose results have a place in storage."""
+        return [step for step in self.steps if step.placed]
+
+    @cached_property
     def tile_results(self) -> set:
         return {result for step in self.tile_steps for result in step.results}
 
@@ -60,6 +65,7 @@ class Step:
         self.op, self.name = op, operation.name
         self.operands, self.results = list(operation.operands), list(operation.results)
         self.scheduled = isinstance(op, Scheduled)
+        self.placed = self.scheduled or (self.name == "tile.splat" and space_of(self.results[0].type) == "tmem")
         self.blocks, self.captured = [], []
         self.stage, self.order, self.buffers = 0, None, 1
         self.compute = reader(op, mode)
@@ -162,7 +168,7 @@ class Machine:
         else:
             results = step.compute(operands, {value: fetch(scope[value], step.op) for value in step.captured})
         for result, array in zip(step.results, results, strict=True):
-            if step.scheduled:
+            if step.placed:
                 self._store.put(scope, result, array)
             else:
                 scope.values[result] = array

@@ -65,7 +65,7 @@ class PhysicalStore:
         self._tensor_memory = None
 
     def enter(self, scope, block) -> None:
-        for step in block.tile_steps:
+        for step in block.placed_steps:
             for result in step.results:
                 scope.values[result] = self._place(step, result, scope.iteration)
 
@@ -135,7 +135,10 @@ class BufferHandle(_Handle):
 
 
 class TensorMemory:
-    """128 lanes x 512 columns of 32 bits, kept as halves of 16 bits: a 16-bit element fills one, a 32-bit one two."""
+    """128 lanes x 512 columns of 32 bits, kept as halves of 16 bits: a 16-bit element fills one, a 32-bit one two.
+
+    A tile of 256 rows is two blocks of 128 lanes, at its column of each half of the columns.
+    """
 
     def __init__(self):
         self.halves = np.full((LANES, 2 * COLUMNS), np.nan)
@@ -145,25 +148,30 @@ class TensorMemory:
         column = column_of(kind)
         per_element = 2 if element_name(kind) in ("f32", "i32") else 1
         last = column + -(-width * per_element // 2)
-        if rows > LANES or column < 0 or last > COLUMNS:
+        blocks = -(-rows // LANES)
+        if blocks > 2 or (blocks == 2 and rows % LANES) or column < 0 or last > COLUMNS // blocks:
             raise op_diagnostic(op, f"puts {rows} rows into columns {column} to {last} of tensor memory",
-                                why=f"it has {LANES} lanes and {COLUMNS} columns", fix="choose a lower first column, or a smaller tile")
-        part = self.halves[:rows, 2 * column : 2 * column + width * per_element].reshape(rows, width, per_element)
-        return ColumnsHandle(part, dtype)
+                                why=f"it has {LANES} lanes and {COLUMNS} columns, half of them for each block of {LANES} of 256 rows",
+                                fix="choose a lower first column, or a smaller tile" if column >= 0 else "run tile-alias-tmem")
+        starts = [2 * (column + block * COLUMNS // blocks) for block in range(blocks)]
+        height = min(rows, LANES)
+        parts = [self.halves[:height, at : at + width * per_element].reshape(height, width, per_element) for at in starts]
+        return ColumnsHandle(parts, dtype)
 
 
 class ColumnsHandle(_Handle):
     """The columns of one tile. Halves of different origin make no value: that reads NaN."""
 
-    def __init__(self, part: np.ndarray, dtype):
-        self._part, self._dtype = part, dtype  # (rows, columns, halves): a view of the tensor memory
+    def __init__(self, parts: list[np.ndarray], dtype):
+        self._parts, self._dtype = parts, dtype  # of each row block, (rows, columns, halves): views of the tensor memory
 
     def read(self, user) -> np.ndarray:
-        first, last = self._part[:, :, 0], self._part[:, :, -1]
-        return np.where(first == last, first, np.nan).astype(self._dtype)
+        whole = [np.where(part[:, :, 0] == part[:, :, -1], part[:, :, 0], np.nan) for part in self._parts]
+        return np.concatenate(whole).astype(self._dtype)
 
     def write(self, array: np.ndarray) -> None:
-        self._part[...] = array[:, :, None]
+        for block, part in enumerate(self._parts):
+            part[...] = array[block * LANES : block * LANES + len(part), :, None]
 
 
 class RegisterPlace:

@@ -110,7 +110,7 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
         if a_shape[1] != depth_b or list(self.acc.type.shape) != [a_shape[0], columns]:
             return op_error(self, f"multiplies {a_shape} by {b_shape} into {list(self.acc.type.shape)}", why="the sizes do not fit")
         if columns % 16 or not 16 <= columns <= 256:
-            return op_error(self, f"has {columns} columns", why="tcgen05.mma of 128 rows takes 16 to 256 columns, a multiple of 16 (PTX ISA)")
+            return op_error(self, f"has {columns} columns", why="tcgen05.mma takes 16 to 256 columns, a multiple of 16 (PTX ISA)")
         blocks = a_shape[0] // LANES
         if not 0 <= self.block.value < blocks:
             return op_error(self, f"has block = {self.block.value}", why=f"{a_shape[0]} rows are {blocks} blocks of {LANES}")
@@ -194,8 +194,9 @@ class TmemMapOp(Operation, name="tmem_map"):
             shape = list(kind.shape)
             if space_of(value.type) not in ("reg", "tmem") or list(value.type.shape) not in (shape, shape[:1]):
                 return op_error(self, f"has input {number} of type {value.type} for a target {kind}")
-            if arguments[number].type != value.type.element_type:
-                return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}")
+            held = value.type.element_type
+            if arguments[number].type != held:
+                return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {held}")
         return check_yield(self, self.body, [kind.element_type])
 
 

@@ -36,8 +36,8 @@ def tmem_store(address, source, at, words):
     "smem_operand": '''
 def smem_operand(pointer, rows, swizzle, k_major):
     """Descriptor of an MMA operand: slabs of `rows` rows of one swizzle span; groups of 8 rows follow each other."""
-    layouts = {128: prims.Tcgen05SmemSwizzle.SWIZZLE_128B, 64: prims.Tcgen05SmemSwizzle.SWIZZLE_64B, 32: prims.Tcgen05SmemSwizzle.SWIZZLE_32B}
-    return prims.Tcgen05SmemDesc.build(pointer.toint(), 16 if k_major else rows * swizzle, 8 * swizzle, layout=layouts[swizzle])
+    layout = getattr(prims.Tcgen05SmemSwizzle, f"SWIZZLE_{swizzle}B")
+    return prims.Tcgen05SmemDesc.build(pointer.toint(), 16 if k_major else rows * swizzle, 8 * swizzle, layout=layout)
 ''',
     "operand_step": '''
 def operand_step(kk, rows, swizzle, k_major):

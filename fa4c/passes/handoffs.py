@@ -38,11 +38,20 @@ def find(kernel, role_of) -> list[Link]:
     while True:
         missing = _Run(kernel, role_of, links).missing()
         if missing is None:
-            return links
+            return _without_needless(kernel, role_of, links)
         if missing in links or len(links) > _MOST_LINKS:
             raise op_diagnostic(missing.after, f"cannot be ordered behind '{missing.before.operation.name}' of role {missing.source}",
                                 why="its schedule runs it before", fix="change stage and order, or the columns that both use")
         links.append(missing)
+
+
+def _without_needless(kernel, role_of, links: list[Link]) -> list[Link]:
+    """Links found early may have become needless by later ones."""
+    for link in list(links):
+        rest = [other for other in links if other != link]
+        if _Run(kernel, role_of, rest).missing() is None:
+            links = rest
+    return links
 
 
 @dataclass

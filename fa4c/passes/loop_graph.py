@@ -278,10 +278,10 @@ class _Storage:
             return None
         for value, writer in self.body.index.items():
             dead = writer < i and space_of(value.type) == "tmem" and value not in self.body.yields
-            if dead and self._find(value) == value and all(r < i for r in self.body.readers[value]):
-                if _words(value.type) >= _words(op.out.type):
-                    self._columns_short -= _words(op.out.type)
-                    return value
+            dead = dead and self._find(value) == value and all(r < i for r in self.body.readers[value])
+            if dead and _words(value.type) >= _words(op.out.type):
+                self._columns_short -= _words(op.out.type)
+                return value
         return None
 
     def _join_carried(self, argument) -> bool:

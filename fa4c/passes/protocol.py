@@ -170,7 +170,7 @@ class _Machine(TmemRules):
         self.program, self.scalars = program, scalars
         self.slots, self.barriers, self.epoch = {}, {}, {}
         self.reads = {}  # (agent, pipe, group, stage, state) -> waits
-        self.tmem_accesses = []
+        self.tmem_accesses, self.tmem_content, self.tmem_unread = [], {}, {}
         self.mma_reads = {}  # (agent, buffer) -> number of the last tcgen05 MMA that reads it
         self.last_read, self.overwritten = {}, set()
         for value in program.shared_scalars:
@@ -213,6 +213,8 @@ class _Machine(TmemRules):
         )
 
     def _check_end(self) -> None:
+        for written in self.tmem_unread.values():
+            raise op_diagnostic(written, "writes a tile in tensor memory that nothing reads", fix="read it, or leave the write out")
         for agent in self.agents:
             if agent.in_flight or agent.open_group[2] or agent.open_group[0]:
                 raise op_diagnostic(

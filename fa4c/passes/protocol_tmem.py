@@ -1,5 +1,7 @@
 """Tensor memory in the abstract machine of `warp-check`: who may touch which columns when.
 
+Columns remember which tile was written there, so that one is not read of which another one was written over.
+
 Each agent has a clock, and knows how far the others had come at the signals it waited for. An access to columns must know of all earlier
 accesses of other agents to them, if one of the two writes. What a commit signals covers all MMAs that its thread issued before; what an
 arrival signals, the stores and loads that the thread has waited for (PTX ISA 9.7.16, memory consistency of tcgen05).
@@ -45,9 +47,33 @@ class TmemRules:
 
     # -- columns
 
-    def columns(self, agent, op, region, block: int, writes: bool) -> None:
+    def columns(self, agent, op, region, block: int, *, reads: bool, writes: bool) -> None:
         first = column_of(region.type)
         access = _Access(agent, self.tick(agent), first, first + warp_tmem.words_of(region.type), block, writes)
+        self._order(agent, op, access, first)
+        held = [self.tmem_content.get((block, column)) for column in range(access.first, access.end)]
+        others = [tile for tile in held if tile is None or tile != region]
+        if reads and others:
+            there = others[0]
+            raise op_diagnostic(
+                op,
+                f"reads columns {access.first} to {access.end - 1} of tensor memory, into which "
+                + ("nothing was written" if there is None else "another tile was written"),
+                why="what it means is not there" + (f", but part of a {there.type}" if there is not None else ""),
+                fix="write the tile first, or give the tiles other columns",
+            )
+        if writes and not reads and (block, region) in self.tmem_unread:
+            raise op_diagnostic(op, "overwrites a tile in tensor memory that nothing has read", why="it was written in vain",
+                                fix="read it first, or leave the first write out")  # fmt: skip
+        if reads:
+            self.tmem_unread.pop((block, region), None)
+        if writes:
+            self.tmem_unread[block, region] = op
+            for column in range(access.first, access.end):
+                self.tmem_content[block, column] = region
+
+    def _order(self, agent, op, access, first: int) -> None:
+        block, writes = access.block, access.writes
         for past in self.tmem_accesses:
             meets = past.first < access.end and access.first < past.end and past.block == block and (past.writes or writes)
             if meets and past.agent is not agent and agent.clock.get(past.agent, 0) < past.number:
@@ -70,8 +96,8 @@ class TmemRules:
                 self.read_slot(agent, op, buffer, state)
                 self.mma_reads[agent, buffer] = self.tick(agent)
         if space_of(op.a.type) == "tmem":
-            self.columns(agent, op, op.a, op.block.value, writes=False)
-        self.columns(agent, op, op.acc, op.block.value, writes=True)
+            self.columns(agent, op, op.a, op.block.value, reads=True, writes=False)
+        self.columns(agent, op, op.acc, op.block.value, reads=op.accumulate.value, writes=True)
 
     def check_mma_reads(self, agent, op, buffer) -> None:
         """Before bytes of `buffer` are overwritten."""
@@ -117,13 +143,13 @@ class TmemRules:
 
     def tmem_load(self, agent, op) -> None:
         self._own_stores(agent, op, op.source)
-        self.columns(agent, op, op.source, agent.group, writes=False)
+        self.columns(agent, op, op.source, agent.group, reads=True, writes=False)
         agent.loading.add(op.target)
         agent.defined.add(op.target)
 
     def tmem_store(self, agent, op) -> None:
         self.touch_fragments(agent, op, {op.source}, set())
-        self.columns(agent, op, op.target, agent.group, writes=True)
+        self.columns(agent, op, op.target, agent.group, reads=False, writes=True)
         agent.stores.add(op.target)
 
     def tmem_wait(self, agent, op) -> None:
@@ -135,9 +161,9 @@ class TmemRules:
         for region in op.inputs:
             if space_of(region.type) == "tmem":
                 self._own_stores(agent, op, region)
-                self.columns(agent, op, region, agent.group, writes=False)
+                self.columns(agent, op, region, agent.group, reads=True, writes=False)
         if space_of(op.target.type) == "tmem":
-            self.columns(agent, op, op.target, agent.group, writes=True)
+            self.columns(agent, op, op.target, agent.group, reads=op.target in list(op.inputs), writes=True)
             agent.stores.add(op.target)
 
     def _own_stores(self, agent, op, region) -> None:

@@ -1,15 +1,15 @@
 """Put the results of MMAs into tensor memory, where the target's tensor cores sum.
 
-On Hopper an MMA's accumulator is a register tile, and operand A may come from registers. tcgen05 (PTX ISA 9.7.16) sums into tensor memory,
-and takes A from there or from shared memory: registers are free for elementwise work, but each hand-over is a copy. So accumulators, and
-the 16-bit tiles computed here for operand A, move to tensor memory, together with the loop arguments that carry them and the maps that
+On Hopper an MMA's accumulator is a register tile, and operand A may come from registers. tcgen05 (PTX ISA 9.7.16) sums in tensor memory,
+and takes A from there or from shared memory: registers are free for elementwise work, but each hand-over is a copy. So accumulators move
+to tensor memory, and the 16-bit tiles computed here for operand A, together with the loop arguments that carry them and the maps that
 scale them in place; what else reads a result reads a copy in registers. A result that one map alone reads, after the loop as a rule, is
 read by it directly, a few columns at a time. Where the tiles lie is open until `tile-alias-tmem`: column -1.
 
 A target that sums in registers is left alone.
 
 Before:  %s = "tile.mma"(%q, %k) ... -> tensor<256x128xf32, #tile.reg>       %pc = "tile.map"(%p) ... -> tensor<256x128xbf16, #tile.reg>
-After:   %s = "tile.mma"(%q, %k) ... -> tensor<256x128xf32, #tile.tmem<-1>>  %pc = "tile.map"(%p) ... -> tensor<256x128xbf16, #tile.tmem<-1>>
+After:   %s = "tile.mma"(%q, %k) ... -> tensor<256x128xf32, #tile.tmem<-1>> %pc = "tile.map"(%p) ... -> tensor<256x128xbf16, #tile.tmem<-1>>
          %r = "tile.map"(%s) ({ x }) ... -> tensor<256x128xf32, #tile.reg>   // the softmax reads this one
 """
 

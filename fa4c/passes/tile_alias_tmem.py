@@ -1,6 +1,6 @@
 """Give every tile in tensor memory its columns; tiles that are not needed at one time may share some.
 
-From the schedule's order follow the spans over which each tile's contents are needed: from the operation that writes it to the last one that
+From the schedule's order follow the spans over which each tile's contents are needed: from the operation that writes it to the last that
 reads it, around the loop's back edge too; an MMA reads its operand and its accumulator until MMAs behind it have begun, which is enough
 where MMAs of one thread finish in order (`mma.in_order`), and until the next iteration where they do not. Where all tiles fit side by
 side, none shares: a reuse makes one role wait for another. Else the least width is found, exactly (`columns.py`); a tile of 256 rows lies
@@ -64,8 +64,8 @@ def _room(kernel, tiles, target) -> int:
     odd = next((t for t in tiles if t.kind.shape[0] % target.mma.m or tmem_tiles.block_of(t.kind) not in (1, 2)), None)
     if odd is not None or len(blocks) > 1:
         shapes = ", ".join(dict.fromkeys("x".join(map(str, t.kind.shape)) for t in tiles))
-        raise op_diagnostic(kernel, f"has tiles of {shapes} in tensor memory", why=f"all have {target.mma.m} rows, or all have twice as many",
-                            fix="give the tiles one number of rows")
+        why = f"all have {target.mma.m} rows, or all have twice as many"
+        raise op_diagnostic(kernel, f"has tiles of {shapes} in tensor memory", why=why, fix="give the tiles one number of rows")
     return target.tmem_columns // blocks.pop()
 
 
@@ -88,7 +88,8 @@ def _read_late(a, b) -> bool:
 
 def _does_not_fit(kernel, tiles, target, needed: int, room: int):
     times = [first for t in tiles for first, _ in t.spans]
-    live = max(([t for t in tiles if any(f <= time <= e for f, e in t.spans)] for time in times), key=lambda live: sum(t.words for t in live))
+    at_once = [[t for t in tiles if any(first <= time <= last for first, last in t.spans)] for time in times]
+    live = max(at_once, key=lambda alive: sum(t.words for t in alive))
     listed = " and ".join(f"{t.name} {t.words}" for t in live)
     across = [t for t in tiles if len(t.spans) == 1 and t in live]
     kept = " and ".join(f"{t.name} {t.words}" for t in across)
@@ -96,7 +97,9 @@ def _does_not_fit(kernel, tiles, target, needed: int, room: int):
     blocks = tmem_tiles.block_of(tiles[0].kind)
     why = f"alive at one time: {listed}, {total} columns" + (f"; {kept} live{'s' * (len(across) == 1)} across the loop" if across else "")
     each = f" for each of {blocks} row blocks" if blocks > 1 else ""
-    fix = "use narrower key blocks (attn-to-tile.block-n)" + (f", or one row block (attn-to-tile.block-m={target.mma.m})" if blocks > 1 else "")
+    fix = "use narrower key blocks (attn-to-tile.block-n)"
+    if blocks > 1:
+        fix += f", or one row block (attn-to-tile.block-m={target.mma.m})"
     return op_diagnostic(kernel, f"needs {needed} columns of {room} of tensor memory{each}", why=why, fix=fix)
 
 

@@ -15,7 +15,7 @@ from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from .warp_insert_barriers import _CONTROL, _buffers_read_within, _i64, _place, _walk
+from .warp_insert_barriers import _CONTROL, _buffers_read, _i64, _place, _walk, _walk_op
 
 
 class Links:
@@ -29,7 +29,7 @@ class Links:
     def make_pipes(self, at: int) -> tuple[list, int]:
         """Pipelines here, from byte `at` on; and the first free byte behind them."""
         for op in self.links:
-            source = next(r for r in self.roles if any(isinstance(o, warp_tmem.SignalOp) and o.link == op.out for o in _walk(r.body.blocks[0])))
+            source = next(role for role in self.roles if any(_signals(o, op.out) for o in _walk(role.body.blocks[0])))
             fills = 1 if warp_tmem.issues_mmas(source) else 4  # one commit, or one lane of each warp of a warpgroup
             self.pipes[op.out] = warp.PipelineOp(
                 stages=_i64(1), offset=_i64(at), tx_bytes=_i64(0), arrivals=_i64(0), out=ir.Type.parse("!warp.pipe"), loc=op.location,
@@ -149,6 +149,10 @@ class Issuer:
                 self.waited.discard(buffer)
 
 
+def _buffers_read_within(op) -> list:
+    return list(dict.fromkeys(b for inner in [op, *_walk_op(op)] for b in _buffers_read(inner)))
+
+
 def _commit(op, state, barrier: str) -> None:
     """A commit in front of `op`, together with the MMA just before it if there is one: one thread does both."""
     with ir.InsertionPoint(_elect_before(op).body.blocks[0]):
@@ -172,6 +176,10 @@ def _writes_tmem(op) -> bool:
     return isinstance(op, warp_tmem.TmemStoreOp) or (isinstance(op, warp_tmem.TmemMapOp) and space_of(op.target.type) == "tmem")
 
 
+def _signals(op, link) -> bool:
+    return isinstance(op, warp_tmem.SignalOp) and op.link == link
+
+
 def _signals_later(op) -> bool:
     """Whether a signal, which waits for stores, follows in the same block, or in the one around a `when`."""
     block = op.operation.block
@@ -182,7 +190,5 @@ def _signals_later(op) -> bool:
 
 def _is_read(region, block) -> bool:
     """Whether this role loads the tile itself."""
-    return any(
-        (isinstance(op, warp_tmem.TmemLoadOp) and op.source == region) or (isinstance(op, warp_tmem.TmemMapOp) and region in list(op.inputs))
-        for op in _walk(block)
-    )
+    loads = [op.source for op in _walk(block) if isinstance(op, warp_tmem.TmemLoadOp)]
+    return region in loads or any(isinstance(op, warp_tmem.TmemMapOp) and region in list(op.inputs) for op in _walk(block))

@@ -56,7 +56,7 @@ class TmemKernel(_Kernel):
             raise op_diagnostic(
                 self.kernel,
                 f"has tiles of {', '.join(map(str, sorted(rows)))} rows",
-                why=f"each compute warpgroup holds {self.group_rows} rows of every tile in registers and in tensor memory, and there are 1 or 2",
+                why=f"each compute warpgroup, of 1 or 2, holds {self.group_rows} rows of every tile in registers and in tensor memory",
                 fix=f"give all of them {self.group_rows} rows, or all of them {2 * self.group_rows}",
             )
         return next(iter(rows)) // self.group_rows
@@ -240,7 +240,8 @@ def _check(op) -> None:
             raise op_diagnostic(op, "reads a transposed", why="tcgen05 MMAs of transposed a are not emitted yet")
         for name, value in (("a", op.a), ("b", op.b)):
             if space_of(value.type) == "smem" and not isinstance(getattr(value.owner, "opview", None), tile.LoadOp):
-                raise op_diagnostic(op, f"reads {name} from shared memory that this CTA wrote", why="only loaded tiles are handed to MMAs so far")
+                why = "only loaded tiles are handed to MMAs so far"
+                raise op_diagnostic(op, f"reads {name} from shared memory that this CTA wrote", why=why)
     if isinstance(op, (tile.FromSharedOp, tile.GlobalAddOp)):
         raise op_diagnostic(op, "has no form for one row a thread yet", why="tensor memory is read a lane a row")
     if isinstance(op, tile.VoteAnyOp) and op.rows.value != 32:

@@ -1,7 +1,7 @@
 """Tiles in tensor memory of one kernel: which values are one tile, who accesses it, and from when to when each of its contents is needed.
 
-Values that are formed in each other's place are one tile: an accumulator through loops, MMAs and maps that scale it. Time is the total order
-in which a schedule runs operations: what stands before a loop, then steps, in each the operations by `order`, then what stands behind.
+Values formed in each other's place are one tile: an accumulator through loops, MMAs and maps that scale it. Time is the total order in
+which a schedule runs operations: what stands before a loop, then steps, in each the operations by `order`, then what stands behind.
 Roles keep that order among each other where a dependence says so, which is why a reuse that agrees with it can always be made one.
 """
 

@@ -127,7 +127,7 @@ IN_KERNEL = [
     (load("dims = [0, 1]"), "'tile.load' has dims = [0, 1], which is no densei64array attribute"),
     (load(""), "'tile.load' lacks the attribute 'dims'"),
     (load("dims = array<i64: 0, 1>, buffer = 2"), "'tile.load' has no attribute 'buffer'\n"
-     "note: why: declared attributes are: buffers, dims, l2, order, stage\nnote: fix: did you mean 'buffers'?"),
+     "note: why: declared attributes are: after, buffers, dims, l2, order, stage\nnote: fix: did you mean 'buffers'?"),
     # mma
     (mma("%plain : tensor<64x32xf32>", "%s : !s", "!acc"),
      "'tile.mma' needs a in #tile.smem or #tile.reg or #tile.tmem, but it is tensor<64x32xf32>"),
@@ -157,9 +157,9 @@ IN_KERNEL = [
     (a_map("%row : !row", ELEMENT, "tensor<64xf32, #tile.tmem<0>>"),
      "'tile.map' needs out of rank 2, but it is tensor<64xf32, #tile.tmem<0 : i64>>"),
     (a_map("%r : !r", ELEMENT, "tensor<64x32xf32, #tile.tmem<512>>"),
-     "'tile.map' needs out at a column of tensor memory, 0 to 511, but it is"),
-    (a_map("%r : !r", ELEMENT, "tensor<64x32xf32, #tile.tmem<-1>>"),
-     "'tile.map' needs out at a column of tensor memory, 0 to 511, but it is"),
+     "'tile.map' needs out at a column of tensor memory, 0 to 511 (-1: not placed yet), but it is"),
+    (a_map("%r : !r", ELEMENT, "tensor<64x32xf32, #tile.tmem<-2>>"),
+     "'tile.map' needs out at a column of tensor memory, 0 to 511 (-1: not placed yet), but it is"),
     (a_map("%r : !r", ELEMENT, "!r", cond="%loose : tensor<64xi1>"), "'tile.map' has cond of type tensor<64xi1>"),
     (a_map("%r : !r", "%e: f32, %i: index", "!r"), "'tile.map' has 1 inputs, but its region takes 2 arguments"),
     (a_map("%g : !g", "%e: bf16, %i: index, %j: index", "!rb", '"tile.yield"(%e) : (bf16) -> ()'),
@@ -200,7 +200,8 @@ IN_KERNEL = [
     (one("reduce", "%r : !r; %part : !part", 'kind = "sum"', "!row"),
      "'tile.reduce' has init of type tensor<64x4xf32, #tile.reg>, but the result is"),
     # splat
-    (one("splat", "", "value = 0.0 : f32", "tensor<64x32xf32, #tile.smem>"), "'tile.splat' needs out in #tile.reg, but it is"),
+    (one("splat", "", "value = 0.0 : f32", "tensor<64x32xf32, #tile.smem>"),
+     "'tile.splat' needs out in #tile.reg or #tile.tmem, but it is"),
     (one("splat", "", "value = 0.0 : bf16", "!r"), "'tile.splat' has value = 0.000000e+00 : bf16, but the result holds f32"),
     (one("splat", "", "value = 0.0 : f32", "tensor<64x32x2xf32, #tile.reg>"),
      "'tile.splat' needs out of fixed size, with rows or rows and columns"),

@@ -94,7 +94,7 @@ REFUSED = {
         )
     ],
     "role": [
-        ("warps = array<i64: 0, 1, 2, 3>", "warps = array<i64: 0, 1, 2>", "a role is made of whole warpgroups"),
+        ("warps = array<i64: 0, 1, 2, 3>", "warps = array<i64: 0, 1, 2, 3, 4>", "a role is made of whole warpgroups"),
         ("warps = array<i64: 0, 1, 2, 3>", "warps = array<i64: 0, 2, 1, 3>", "a role is made of whole warpgroups"),
         ("active = 1", "active = 5", "has 5 active warps of 4"),
         ("registers = 24}", "registers = 20}", "has registers = 20"),

@@ -1,0 +1,117 @@
+"""Kernels with tensor memory, compiled for sm_100a and executed by the emulator: right against float64, no hazard, no local memory in loops."""
+
+import re
+
+import compiled
+import kernel_checks
+import numpy as np
+import pytest
+import torch
+
+from fa4c.runtime import check, execute
+from fa4c.runtime.inputs import make_inputs
+
+TARGET = "sm_100a"
+GEMM, TWO_GEMMS, HAND_MADE = "tile/gemm.mlir", "tile/two_gemms.mlir", "warp/gemm_tmem.mlir"
+
+
+def run(path, inputs: dict, out: str) -> np.ndarray:
+    return execute.execute(compiled.loaded(path, target=TARGET), inputs, backend="emulator")[out].double().numpy()
+
+
+def random(*shape, seed, dtype=torch.bfloat16, scale=0.3):
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def error(got, want) -> float:
+    assert got.shape == want.shape
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+# -- not attention -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(200, 136, 104), (1, 8, 8)])
+def test_hand_made_gemm(m, n, k):
+    a, b, bias = random(m, k, seed=1), random(n, k, seed=2), random(n, seed=3, dtype=torch.float32)
+    want = np.tanh(a.double().numpy() @ b.double().numpy().T + bias.double().numpy())
+    assert error(run(HAND_MADE, {"a": a, "b": b, "bias": bias}, "c"), want) < 2**-7
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(200, 136, 104), (130, 264, 328)])
+def test_gemm(m, n, k):
+    a, b = random(m, k, seed=1), random(n, k, seed=2)
+    assert error(run(GEMM, {"a": a, "b": b}, "c"), a.double().numpy() @ b.double().numpy().T) < 2**-8
+
+
+@pytest.mark.parametrize(("m", "n"), [(200, 300), (3, 5)])
+def test_two_gemms(m, n):
+    a, b, c = random(m, 64, seed=1), random(n, 64, seed=2), random(n, 128, seed=3)
+    p = torch.relu(a.double() @ b.double().T).to(torch.bfloat16).double().numpy()
+    assert error(run(TWO_GEMMS, {"a": a, "b": b, "c": c}, "out"), p @ c.double().numpy()) < 2**-7
+
+
+# -- attention -----------------------------------------------------------------------------------------------------------------------------
+
+# example, head dims, sizes: all masks, all widths of swizzle, GQA, odd lengths, fewer rows than a tile, empty rows
+CASES = [
+    ("causal.mlir", (128, 128), dict(b=1, hq=2, hkv=1, m=300, n=300)),
+    ("causal.mlir", (128, 128), dict(b=1, hq=1, hkv=1, m=200, n=90)),  # the first rows see no key
+    ("full.mlir", (64, 64), dict(b=1, hq=1, hkv=1, m=300, n=200)),
+    ("window.mlir", (96, 96), dict(b=1, hq=1, hkv=1, m=200, n=333)),
+    ("causal.mlir", (192, 128), dict(b=1, hq=2, hkv=1, m=130, n=290)),
+    ("causal.mlir", (256, 256), dict(b=1, hq=1, hkv=1, m=150, n=201)),
+    ("softcap.mlir", (80, 80), dict(b=1, hq=1, hkv=1, m=77, n=150)),
+    ("gqa.mlir", (128, 128), dict(b=2, hq=4, hkv=2, m=1, n=1)),
+    ("alibi.mlir", (128, 128), dict(b=1, hq=2, hkv=2, m=129, n=257)),
+]
+
+
+def artifact(path, head_dim):
+    return compiled.loaded(path, target=TARGET, head_dim=head_dim)
+
+
+@pytest.mark.parametrize(("path", "head_dim", "sizes"), CASES, ids=lambda value: str(value).replace(" ", ""))
+def test_attention(path, head_dim, sizes):
+    kernel = artifact(path, head_dim)
+    inputs = make_inputs(kernel.manifest["semantics"], sizes, 0, "cpu")
+    out = execute.execute(kernel, inputs, backend="emulator")
+    rows = check.check(kernel.manifest["semantics"], inputs, out)
+    assert all(row.ok for row in rows), rows
+
+
+@pytest.mark.parametrize(("path", "head_dim"), [case[:2] for case in CASES[:6]], ids=str)
+def test_no_local_memory(path, head_dim):
+    ptx = compiled.ptx(path, target=TARGET, head_dim=head_dim)
+    assert kernel_checks.local_memory(ptx) == []
+
+
+# Stack that ptxas takes outside of loops: the epilogue of head dim 256 holds a row of 256 outputs.
+STACK = {(256, 256): 48}
+
+
+@pytest.mark.parametrize(("path", "head_dim"), [case[:2] for case in CASES[:6]], ids=str)
+def test_registers_suffice(path, head_dim):
+    limit = STACK.get(head_dim, 0)
+    cubin = compiled.cubin(path, target=TARGET, head_dim=head_dim)
+    assert all(int(re.search(r": (\d+) bytes of stack", line)[1]) <= limit for line in kernel_checks.stack_and_local_bytes(cubin))
+
+
+def test_two_query_tiles_are_in_flight():
+    """One warp issues: O += P V and the next scores of one row block, then of the other; scores of head dim 128 share columns with P."""
+    source = compiled.level("causal.mlir", "cute", target=TARGET)
+    loop = source[source.index("role mma") :]
+    loop = loop[loop.index("in cutlass.range(") : loop.index("role compute")]
+    at = [m.start() for m in re.finditer(r"tmem_at\(tO, Float32\)|tmem_at\(tS, Float32\)|tmem_at\(t[OS] \+ 1 \* 256, Float32\)", loop)][:4]
+    assert [loop[i + 8 : i + 10] + ("1" if "256" in loop[i : i + 22] else "0") for i in at] == ["tO0", "tS0", "tO1", "tS1"]
+
+
+def test_a_wrong_column_is_seen_by_the_emulator():
+    """P over O: refused by warp-check; without it, the kernel's numbers are wrong."""
+    text = compiled.level("causal.mlir", "warp", target=TARGET)
+    wrong = re.sub(r"(256x128xbf16, #tile.tmem<)\d+", r"\g<1>0", text)
+    assert wrong != text
+    kernel = compiled.load(*compiled.kernel_of_text(wrong, "wrong.mlir", pipeline="cse"))
+    inputs = make_inputs(artifact("causal.mlir", (128, 128)).manifest["semantics"], dict(b=1, hq=1, hkv=1, m=100, n=300), 0, "cpu")
+    out = execute.execute(kernel, inputs, backend="emulator")
+    assert not all(row.ok for row in check.check(kernel.manifest["semantics"], inputs, out))

@@ -1,0 +1,92 @@
+"""Who waits for whom at tensor memory: the fewest links that keep the schedule's order, and refusals of what no link can keep."""
+
+import re
+
+import pytest
+from attn_to_tile_programs import CONTEXT, EXAMPLES
+from test_tile_alias_tmem import TO_TILE, tile_level
+
+from fa4c.ir.context import parse_module
+from fa4c.ir.diagnostics import Diagnostic
+from fa4c.ir.mlir import ir
+from fa4c.ir.tile import KernelOp
+from fa4c.passes import handoffs
+from fa4c.passes.registry import run_pipeline
+from fa4c.passes.tmem_roles import role_of
+
+
+def links(text: str) -> list[tuple]:
+    """(source, sink, operation before, operation after, ahead) of each link."""
+    module = parse_module(text, "test.mlir", CONTEXT)
+    with CONTEXT, ir.Location.unknown():
+        kernel = next(op for op in module.body.operations if isinstance(op, KernelOp))
+        found = handoffs.find(kernel, role_of)
+        return [(x.source, x.sink, x.before.operation.name, x.after.operation.name, x.ahead) for x in found]
+
+
+def of_example(path: str, pipeline: str) -> list[tuple]:
+    text = (EXAMPLES / path).read_text().replace("sm_90a", "sm_100a")
+    return links(tile_level(pipeline=pipeline, text=text))
+
+
+FORWARD = [
+    ("mma", "compute", "tile.mma", "tile.map", 0),  # scores are there; so the product before them is done
+    ("compute", "mma", "tile.map", "tile.mma", 0),  # P is there; so the scores are read and O is scaled
+    ("mma", "compute", "scf.for", "tile.map", 0),  # O is there
+]
+
+
+# Where P has columns of its own the next scores are formed before the product that reads P: they wait for the reading of the last ones, and
+# O, which is scaled before the product is known to be done by the scores behind it, has a link of its own.
+ROOM = [
+    ("mma", "compute", "tile.mma", "tile.map", 0),
+    ("compute", "mma", "tile.map", "tile.mma", 1),
+    ("compute", "mma", "tile.map", "tile.mma", 0),
+    ("mma", "compute", "tile.mma", "tile.map", 1),
+    ("mma", "compute", "scf.for", "tile.map", 0),
+]
+
+
+@pytest.mark.parametrize(("d", "want"), [(64, ROOM), (96, FORWARD), (128, FORWARD), (256, ROOM)])
+def test_links_of_the_forward(d, want):
+    assert sorted(links(tile_level(d))) == sorted(want)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_same_in_a_walk(d):
+    text = tile_level(d, TO_TILE + ",tile-alias-tmem,tile-lpt-grid,tile-persistent")
+    assert links(text) == links(tile_level(d))
+
+
+def test_a_gemm_hands_over_its_start_and_its_end():
+    assert of_example("tile/gemm.mlir", "tile-accumulate-in-tmem,tile-pipeline,tile-alias-tmem") == [
+        ("compute", "mma", "tile.splat", "scf.for", 0),
+        ("mma", "compute", "scf.for", "tile.map", 0),
+    ]
+
+
+def test_two_gemms():
+    assert sorted(of_example("tile/two_gemms.mlir", "tile-accumulate-in-tmem,tile-pipeline,tile-alias-tmem")) == sorted(ROOM)
+
+
+def test_a_reuse_that_comes_too_early_is_refused():
+    """P may not go over the scores of the next iteration's order."""
+    text = tile_level(128)
+    wrong = text.replace("after = array<i64: 1, 1>", "after = array<i64: 1, 0>")
+    assert wrong != text
+    with pytest.raises(Diagnostic, match="is to come after that of order 1, which the schedule runs later"):
+        links(wrong)
+    with pytest.raises(Diagnostic, match="comes after an operation of order 99, which its loop has not"):
+        links(text.replace("after = array<i64: 1, 1>", "after = array<i64: 99, 1>"))
+
+
+def test_an_edge_through_another_role_needs_no_link_of_its_own():
+    """Without the reuse of P's columns the scores still wait for what read the last ones: the same link."""
+    text = re.sub(r"after = array<i64: [^>]*>, ", "", tile_level(128))
+    assert links(text) == FORWARD
+
+
+def test_columns_are_needed():
+    text = tile_level(128, TO_TILE)
+    with pytest.raises(Diagnostic, match="has tiles in tensor memory without columns"):
+        run_pipeline(parse_module(text, "test.mlir", CONTEXT), "warp-specialize")
