@@ -2,12 +2,15 @@
 
 import json
 import pathlib
+import random
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from emulator_kernels import bf16, f32, ptx
+from test_units import raw_map
 
 from fa4c.runtime.emulator.launch_file import main
 
@@ -72,6 +75,26 @@ def test_gemm_example(tmp_path, capsys):
     np.testing.assert_allclose(np.load(tmp_path / "c.npy"), f32(a).astype(np.float64) @ f32(b).T, atol=1e-4)
 
 
+def test_raw_descriptor_bytes(tmp_path, capsys):
+    """The same launch with its maps as 128 bytes each, as a driver would have encoded them; another swizzle gives other values."""
+
+    def launch_with(swizzle):
+        def change(d):
+            d["buffers"]["C"] |= {"save": f"c{swizzle}.npy"}
+            raw = raw_map(0x7F0012340000, 10, (64, 64), (128,), (64, 64), swizzle)
+            d["params"][:2] = [dict(kind="tensor_map_bytes", buffer=p["buffer"], hex=raw.hex()) for p in d["params"][:2]]
+        return edited(tmp_path, "gemm_cute", change)  # fmt: skip
+
+    assert main(edited(tmp_path, "gemm_cute", lambda d: d["buffers"]["C"].update(save="c.npy"))) == 0
+    assert main(launch_with(3)) == 0, capsys.readouterr()
+    np.testing.assert_array_equal(np.load(tmp_path / "c3.npy"), np.load(tmp_path / "c.npy"))
+    assert main(launch_with(0)) == 0
+    assert (np.load(tmp_path / "c0.npy") != np.load(tmp_path / "c.npy")).any()
+    short = dict(kind="tensor_map_bytes", buffer="A", hex="00")
+    args = edited(tmp_path, "gemm_cute", lambda d: d["params"].__setitem__(0, short))
+    assert main(args) == 1 and ": error: " in capsys.readouterr().err
+
+
 def test_a_wrong_result_is_exit_status_1(tmp_path, capsys):
     np.save(tmp_path / "want.npy", np.zeros((5, 100), np.float32))
     assert main(edited(tmp_path, "softmax", lambda d: d["buffers"]["out"].update(expect="want.npy"))) == 1
@@ -120,6 +143,52 @@ def test_bad_launch_files(name, tmp_path, capsys):
     assert main(args) == 1
     err = capsys.readouterr().err
     assert what in err and ": error: " in err
+
+
+WRONG = [None, "x", -1, 0, 1.5, [], {}, [None], "f32", 1 << 40, True, [-1], {"a": 1}, 1e300]
+
+
+def places(data, at=()):
+    for k, v in data.items() if isinstance(data, dict) else enumerate(data):
+        yield *at, k
+        if isinstance(v, (dict, list)):
+            yield from places(v, (*at, k))
+
+
+@pytest.mark.parametrize("name", ["softmax", "gemm_cute"])
+def test_no_value_of_a_launch_file_is_a_traceback(name, tmp_path, capsys):
+    """One value at a time replaced by something else: it runs, or it is an error with the file's name."""
+    draw = random.Random(4)
+    for _ in range(80):
+        place = draw.choice(list(places(json.loads((EXAMPLES / f"{name}.json").read_text()))))
+        wrong = draw.choice(WRONG)
+
+        def change(d, place=place, wrong=wrong):
+            for k in place[:-1]:
+                d = d[k]
+            d[place[-1]] = wrong
+
+        status = main([*edited(tmp_path, name, change), "--max-steps", "20000"])
+        out, err = capsys.readouterr()
+        assert status in (0, 1) and (status == 0 or ": error: " in err + out), (place, wrong)
+
+
+@pytest.mark.parametrize("name", ["softmax", "gemm_cute"])
+def test_no_damage_to_the_text_is_a_traceback(name, tmp_path, capsys):
+    """A token lost, doubled or swapped: it runs, or it is an error with a line."""
+    draw, text = random.Random(5), (EXAMPLES / f"{name}.ptx").read_text()
+    for _ in range(60):
+        tokens = re.findall(r"\s+|[\w.%$:]+|.", text)
+        k = draw.randrange(len(tokens) - 2)
+        how = draw.choice(["lose", "double", "swap", "foreign"])
+        if how == "swap":
+            tokens[k], tokens[k + 2] = tokens[k + 2], tokens[k]
+        else:
+            tokens[k] = {"lose": "", "double": tokens[k] * 2, "foreign": draw.choice(["%r9999", "-1", "[", ".f32", "bra", "}"])}[how]
+        (tmp_path / "k.ptx").write_text("".join(tokens))
+        status = main([str(tmp_path / "k.ptx"), "--launch", str(EXAMPLES / f"{name}.json"), "--max-steps", "20000"])
+        out, err = capsys.readouterr()
+        assert status in (0, 1) and (status == 0 or "error: " in err + out), (how, tokens[k])
 
 
 def test_step_limit(tmp_path, capsys):

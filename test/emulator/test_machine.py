@@ -57,6 +57,14 @@ def test_counters():
     assert set(cta) == {"0,0,0", "1,0,0"} and cta["0,0,0"]["instructions"] == cta["1,0,0"]["instructions"]
 
 
+def test_exponentials_are_counted_by_themselves():
+    text = ptx("mov.u32 %r4, 0;\nL: ex2.approx.f32 %f0, %f0; rcp.approx.f32 %f1, %f0; add.u32 %r4, %r4, 1;\n"
+               "setp.lt.u32 %p0, %r4, 5; @%p0 bra L;")  # fmt: skip
+    total = launch(text, "k", 1, 64, (1, 1, 1), 0, []).counters["total"]
+    assert total["instructions.ex2"] == 2 * 5 and total["instructions.special"] == 2 * 5 * 2
+    assert sum(v for k, v in total.items() if k.startswith("instructions.") and k != "instructions.ex2") == total["instructions"]
+
+
 def test_barrier_for_all_threads_goes_on_when_a_warp_exits():
     """Warp 1 leaves late, while warp 0 waits for all threads."""
     text = ptx("""ld.param.u64 %rd0, [out]; setp.eq.u32 %p0, %r2, 0; @%p0 bra W;

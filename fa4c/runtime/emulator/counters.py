@@ -26,6 +26,11 @@ def class_of(instr):
     return cls
 
 
+def classes_of(instr):
+    """The counters that one instruction adds to: its class, and of the special functions exponentials also by themselves."""
+    return (class_of(instr), "ex2") if instr.parts[0] == "ex2" else (class_of(instr),)
+
+
 class Counters:
     """One CTA's counters."""
 

@@ -243,7 +243,10 @@ def _param_bytes(run, addresses, value, p, program):
             return struct.pack("<f", float(value.value))[2:]
         if value.dtype not in _PACK:
             raise EmulatorError(f"scalar of type {value.dtype} for {p.name}", fix="types: " + ", ".join(_PACK))
-        return struct.pack("<" + _PACK[value.dtype], value.value)
+        try:
+            return struct.pack("<" + _PACK[value.dtype], value.value)
+        except (struct.error, OverflowError) as e:
+            raise EmulatorError(f"parameter {p.name}: {value.value!r} is no {value.dtype}", why=str(e)) from None
     if isinstance(value, (list, tuple)):  # a struct: its pieces, each aligned to its own size
         out = b""
         for piece in value:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import pathlib
 import sys
 
@@ -10,6 +11,7 @@ import numpy as np
 from .errors import EmulatorError
 from .half import f32_to_bf16
 from .launch import Buffer, Scalar, TensorMap, launch
+from .launch_schema import BUFFER, LAUNCH, PARAMETERS, check
 from .schedule import stderr_progress
 
 _NUMPY = {
@@ -40,14 +42,7 @@ class LaunchFile:
             raise EmulatorError(f"cannot read the launch file: {e.strerror}", file=str(path)) from None
         except json.JSONDecodeError as e:
             raise EmulatorError(f"not JSON: {e.msg}", file=str(path), line=e.lineno) from None
-        if not isinstance(self.data, dict):
-            self.fail("the file must hold one JSON object")
-        unknown = set(self.data) - {"entry", "grid", "block", "cluster", "smem", "buffers", "params"}
-        if unknown:
-            self.fail(f"unknown field {sorted(unknown)[0]!r}", fix="fields: entry, grid, block, cluster, smem, buffers, params")
-        for key in ("grid", "block", "params"):
-            if key not in self.data:
-                self.fail(f"the field {key!r} is missing")
+        check(str(self.path), self.data, LAUNCH, "the file", ("grid", "block", "params"))
         self.specs = self.data.get("buffers", {})
         self.buffers = {name: self._buffer(name, spec) for name, spec in self.specs.items()}
         self.params = [self._param(k, p) for k, p in enumerate(self.data["params"])]
@@ -56,27 +51,11 @@ class LaunchFile:
         raise EmulatorError(what, file=str(self.path), why=why, fix=fix)
 
     def _buffer(self, name, spec):
-        dtype, shape = spec.get("dtype"), tuple(spec.get("shape", ()))
+        check(str(self.path), spec, BUFFER, f"buffer {name!r}", ("dtype",))
+        dtype, shape = spec["dtype"], tuple(spec.get("shape", ()))
         if dtype not in _NUMPY:
             self.fail(f"buffer {name!r} has the type {dtype!r}", fix="types: " + ", ".join(_NUMPY))
-        unknown = set(spec) - {
-            "dtype",
-            "shape",
-            "file",
-            "random",
-            "scale",
-            "seed",
-            "fill",
-            "poison",
-            "writable",
-            "layout",
-            "save",
-            "expect",
-            "tolerance",
-        }
-        if unknown:
-            self.fail(f"buffer {name!r}: unknown field {sorted(unknown)[0]!r}")
-        n = int(np.prod(shape)) * np.dtype(_NUMPY[dtype]).itemsize
+        n = math.prod(shape) * np.dtype(_NUMPY[dtype]).itemsize
         if n > 1 << 32:
             self.fail(
                 f"buffer {name!r} of {n >> 20} MB",
@@ -123,6 +102,9 @@ class LaunchFile:
 
     def _param(self, k, p):
         kind = p.get("kind")
+        if not isinstance(kind, str) or kind not in PARAMETERS:
+            self.fail(f"parameter {k} has the kind {kind!r}", fix="kinds: " + ", ".join(PARAMETERS))
+        check(str(self.path), {n: v for n, v in p.items() if n != "kind"}, PARAMETERS[kind], f"parameter {k}")
         try:
             if kind == "pointer":
                 return self._of(p, k)[1]
@@ -134,11 +116,9 @@ class LaunchFile:
                 return [self._param(k, x) for x in p["fields"]]
             if kind == "tensor_map_bytes":
                 return TensorMap.from_bytes(bytes.fromhex(p["hex"]), self._of(p, k)[1], p.get("offset", 0))
-            if kind == "tensor_map":
-                return self._tensor_map(k, p)
-        except (KeyError, ValueError, TypeError) as e:
+            return self._tensor_map(k, p)
+        except (KeyError, ValueError) as e:
             self.fail(f"parameter {k} ({kind}): {type(e).__name__}: {e}")
-        self.fail(f"parameter {k} has the kind {kind!r}", fix="kinds: pointer, scalar, bytes, struct, tensor_map, tensor_map_bytes")
 
     def _tensor_map(self, k, p):
         name, buffer = self._of(p, k)
@@ -148,7 +128,9 @@ class LaunchFile:
         if dims is None:
             sizes, steps = list(shape[::-1]), strides[::-1][1:]
         elif isinstance(dims[0], dict):  # the manifest's form: names of the buffer's layout, innermost first
-            layout = self.specs[name].get("layout", list(range(len(shape))))
+            layout = self.specs[name].get("layout", [])
+            if len(layout) != len(shape):
+                self.fail(f"parameter {k} names dimensions, but the layout of {name!r} is {layout} and its shape {list(shape)}")
             order = [layout.index(d["dim"]) for d in dims]
             sizes, steps = [shape[i] for i in order], [strides[i] for i in order[1:]]
         else:

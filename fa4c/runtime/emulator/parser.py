@@ -307,7 +307,10 @@ class _Parser:
         for key in ("reqntid", "reqnctapercluster"):
             d = re.search(rf"\.{key}\s+([\d, ]+)", directives)
             if d:
-                setattr(kernel, key, tuple(int(x) for x in d.group(1).split(",")))
+                sizes = [x.strip() for x in d.group(1).split(",")]
+                if not all(x.isdigit() for x in sizes):
+                    self.fail(m.start(), f"cannot read .{key} {d.group(1).strip()}")
+                setattr(kernel, key, tuple(map(int, sizes)))
         end = self._matching(m.end() - 1)
         self._body(kernel, m.end(), end)
         return kernel, end + 1
@@ -459,7 +462,9 @@ class _Parser:
         return hit
 
     def _operand_uncached(self, text, scope, pos):
-        c = text[0]
+        c = text[:1]
+        if not c or (c == "[" and "]" not in text):
+            self.fail(pos, f"cannot read the operand {text!r}")
         if c == "{":
             return Vec(tuple(self._operand(p.strip(), scope, pos) for p in text.strip("{} \t\n").split(",")))
         if c == "[":
@@ -510,7 +515,7 @@ class _Parser:
         base = self._operand(m.group(1), scope, pos)
         offset = 0
         if m.group(3):
-            offset = int(m.group(3).replace(" ", ""), 0) * (-1 if m.group(2) == "-" else 1)
+            offset = self._number(m.group(3), pos).value * (-1 if m.group(2) == "-" else 1)
         coords = ()
         if len(pieces) > 1:
             v = self._operand(pieces[1], scope, pos)

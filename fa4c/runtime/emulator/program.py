@@ -4,12 +4,13 @@ import hashlib
 
 from . import cfg, codegen, memory
 from .arithmetic import BlockCompiler
-from .counters import class_of
+from .counters import classes_of
 from .errors import EmulatorError
 from .ops import OPS
-from .parser import TYPE_BYTES, Imm, Kernel, Mem, Module, Sink, Symbol, Vec, parse
+from .parser import TYPE_BYTES, Imm, Kernel, Mem, Module, Reg, Sink, Symbol, Vec, parse
 
 _CACHE = {}
+MATRIX = ("wgmma", "tcgen05", "ldmatrix", "stmatrix", "mma")
 STRONG = ("acquire", "release", "relaxed", "volatile", "mmio", "acq_rel")
 
 
@@ -75,10 +76,27 @@ class Program:
                 why="the emulator has no rule for it",
                 fix="docs/emulator.md lists what is modelled",
             )
+        for ins in self.kernel.instrs:
+            self._check_operands(ins)
         for b in self.blocks:
             if not b.op:
                 # Generating the text finds operand and type errors before anything runs.
                 self.sources[b.id] = BlockCompiler(self.kernel, b, True, self.env, MEMORY_OPS, self.file).source(f"block{b.id}")
+
+    def _check_operands(self, ins):
+        """Names must be defined; a matrix operation's registers have 32 bits."""
+        for op in ins.ops:
+            inner = op.items if isinstance(op, Vec) else (op,)
+            for x in inner:
+                name = x.base if isinstance(x, Mem) else x
+                if isinstance(name, Symbol) and name.name not in self.symbols and name.name not in self.params:
+                    raise EmulatorError(
+                        f"{name.name} is not defined", file=self.file, line=ins.line, why="it is no register, variable or parameter"
+                    )
+                bits = self.kernel.reg_bits[x.index] if isinstance(x, Reg) else 32
+                if bits != 32 and isinstance(op, Vec) and ins.parts[0] in MATRIX:
+                    what = f"{ins.opcode} with a register of {bits} bits"
+                    raise EmulatorError(what, file=self.file, line=ins.line, why="it takes 32 bits")
 
     def _decode(self, ins):
         with codegen.decoding(ins, self.file):
@@ -102,7 +120,7 @@ class Code:
         self.instr = program.kernel.instrs[block.first]
         self._full = self._masked = None
         self.n = block.last - block.first
-        self.classes = [class_of(i) for i in program.kernel.instrs[block.first : block.last]]
+        self.classes = [c for i in program.kernel.instrs[block.first : block.last] for c in classes_of(i)]
 
     def full(self, F, R, m):
         return (self._full or self._compile(True))(F, R, m)

@@ -21,6 +21,7 @@ from .wgmma import check_block
 
 FIFO_BUDGET = 20000
 DEFAULT_RESIDENT = 16
+MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # operands that a rule cannot work with
 
 
 class Launch:
@@ -275,6 +276,8 @@ class Launch:
             op.run(op)
         except EmulatorError as e:
             raise e.located(self.program.file, op.line) from None
+        except MISFITS as e:
+            raise self._cannot_execute(f"the {op.kind}", op.line, e) from e
         op.done = True
         self.effects += 1
 
@@ -351,6 +354,9 @@ class Launch:
                     F.block = b.next
         except EmulatorError as e:
             raise e.located(self.program.file, e.line or c.instr.line) from None
+        except MISFITS as e:
+            what = c.instr.opcode + ("" if c.op is not None else ", or what follows it in its block")
+            raise self._cannot_execute(what, c.instr.line, e) from e
         finally:
             self.steps += ran
             if self.max_steps and self.steps > self.max_steps:
@@ -378,6 +384,16 @@ class Launch:
         F.parts = [(m & other, c) for m, c in F.parts if m & other]
         F.mask, F.marr, F.block, F.stack = other, mask_array(other), b.next, token
         self._add(new)
+
+    def _cannot_execute(self, what, line, e):
+        """An instruction whose operands made no sense to its rule; the cause stays with it."""
+        return EmulatorError(
+            f"cannot execute {what}",
+            file=self.program.file,
+            line=line,
+            why=f"{type(e).__name__}: {e}",
+            fix="check operand count and types against the PTX ISA; if they are right, the emulator is wrong: please report it",
+        )
 
     def _add(self, frag):
         frag.warp.frags = [f for f in frag.warp.frags if f.state != DONE]

@@ -75,6 +75,8 @@ class Descriptor:
 
 def decode_map(raw: bytes, line=0) -> Descriptor:
     """128 descriptor bytes, by the field table of the drivers of CUDA 12 and 13."""
+    if len(raw) != 128:
+        raise EmulatorError(f"a tensor map of {len(raw)} bytes", line=line, why="cuTensorMapEncodeTiled writes 128")
     word = lambda at: int.from_bytes(raw[at : at + 4], "little")  # noqa: E731
     flags = word(8)
     rank = (flags >> 4 & 7) + 1

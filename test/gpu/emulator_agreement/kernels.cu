@@ -142,3 +142,51 @@ extern "C" __global__ void tma_edges(const __grid_constant__ CUtensorMap src, co
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
   }
 }
+
+// Atomics on vectors and 16-bit floats, one place a thread, so that no order matters: subnormals, zeros of both signs, what `atom` returns.
+extern "C" __global__ void vector_atomics(const float4* x, float* one, float* in_shared, float2* two, float4* four, float2* old, uint2* add_bf16x2, uint2* add_f16x2, uint2* min_f16x2, uint4* max_bf16x2, float* bulk, uint32_t* bulk_min_f16x2) {
+  __shared__ float mine[128];
+  __shared__ alignas(128) float sent[128];
+  __shared__ alignas(128) uint32_t halves[128];
+  int t = threadIdx.x;
+  float4 v = x[t];
+  uint4 w = make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(one + t), "f"(v.x) : "memory");
+  mine[t] = in_shared[t];
+  asm volatile("red.shared.add.f32 [%0], %1;" ::"r"(smem(mine + t)), "f"(v.x) : "memory");
+  in_shared[t] = mine[t];
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(two + t), "f"(v.x), "f"(v.y) : "memory");
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(four + t), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+  float2 before;
+  asm volatile("atom.global.add.v2.f32 {%0, %1}, [%2], {%3, %4};" : "=f"(before.x), "=f"(before.y) : "l"(old + t), "f"(v.z), "f"(v.w) : "memory");
+  old[128 + t] = before;
+  asm volatile("red.global.add.noftz.v2.bf16x2 [%0], {%1, %2};" ::"l"(add_bf16x2 + t), "r"(w.x), "r"(w.y) : "memory");
+  asm volatile("red.global.add.noftz.v2.f16x2 [%0], {%1, %2};" ::"l"(add_f16x2 + t), "r"(w.x), "r"(w.y) : "memory");
+  asm volatile("red.global.min.noftz.v2.f16x2 [%0], {%1, %2};" ::"l"(min_f16x2 + t), "r"(w.x), "r"(w.z) : "memory");
+  asm volatile("red.global.max.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(max_bf16x2 + t), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
+  sent[t] = v.x;
+  halves[t] = w.y;
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  if (t == 0) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], 512;" ::"l"(bulk), "r"(smem(sent)) : "memory");
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f16 [%0], [%1], 512;" ::"l"(bulk_min_f16x2), "r"(smem(halves)) : "memory");
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
+  }
+}
+
+// CTAs add floats to the same sums one after the other, by acquire and release through global memory: the order decides the last bits.
+extern "C" __global__ void ordered_sum(const float2* x, float2* sums, float2* copy, unsigned* turn) {
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+  if (threadIdx.x == 0) {
+    unsigned now;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    while (now != gridDim.x - 1 - blockIdx.x);
+  }
+  __syncthreads();
+  float2 v = x[blockIdx.x * blockDim.x + threadIdx.x];
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(sums + threadIdx.x), "f"(v.x), "f"(v.y) : "memory");
+  __syncthreads();
+  if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");
+  if (blockIdx.x == 0) copy[threadIdx.x] = sums[threadIdx.x];  // the last one; each thread reads what it added to
+}

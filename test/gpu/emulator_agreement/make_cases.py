@@ -152,6 +152,31 @@ def add_units(maker, rng):
                  smem=1024)
 
 
+def add_ordered(maker, rng):
+    """Vector atomics, and sums whose order a semaphore fixes."""
+    values = (rng.standard_normal(512) * 2.0 ** rng.integers(-3, 9, 512)).astype(np.float32)
+    values[::16] = np.resize(np.array([1e-40, -1e-40, 2.0**-126, 0.0, -0.0, 3e-39], np.float32), 32)  # subnormal sums and operands
+    names = {"one": 128, "in shared": 128, "two": 256, "four": 512, "old": 512, "add bf16x2": 256, "add f16x2": 256, "min f16x2": 256,
+             "max bf16x2": 512, "bulk": 128, "bulk min f16x2": 128}  # fmt: skip
+    start = {name: np.roll(values, 3 * k + 16 * (k % 2))[:n].copy() for k, (name, n) in enumerate(names.items())}
+    start["one"][:32] = np.float32(1e-40)  # beside normal numbers too
+    halves = rng.integers(0, 2**32, 512, np.uint32)
+    halves[::5] = 0x80000000
+    halves[2::5] = 0x00008000
+    for name in names:
+        if "16x2" in name:
+            start[name] = np.roll(halves, len(name))[: names[name]].copy().view(np.float32)
+    x = values.copy()
+    x[1::4] = halves[::4].view(np.float32)
+    maker.kernel("units", "vector_atomics", 1, 128, dict(x=x, **start), [("ptr", "x"), *(("ptr", name) for name in names)],
+                 {name: FLOAT for name in names}, name="vector atomics")
+    x = (rng.standard_normal((8, 128)) * 10.0 ** rng.integers(-3, 4, (8, 1))).astype(np.float32)
+    zeros = {name: np.zeros(128, np.float32) for name in ("sums", "copy")}
+    maker.kernel("units", "ordered_sum", 8, 64, dict(x=x, **zeros, turn=np.zeros(1, np.uint32)),
+                 [("ptr", "x"), ("ptr", "sums"), ("ptr", "copy"), ("ptr", "turn")], dict(sums=BITWISE, copy=BITWISE, turn=BITWISE),
+                 name="sums in order")
+
+
 def add_nvcc(maker, rng):
     """The kernels of test/emulator/nvcc, as committed there."""
     compile_module(maker.folder, "nvcc", ptx=(ROOT / "test/emulator/nvcc/kernels.ptx").read_text())
@@ -226,6 +251,7 @@ def main() -> int:
     maker, rng = Maker(args.folder), np.random.default_rng(11)
     add_operations(maker, rng)
     add_units(maker, rng)
+    add_ordered(maker, rng)
     add_nvcc(maker, rng)
     for artifact in () if args.no_artifacts else ARTIFACTS:
         add_artifact(maker, *artifact)

@@ -26,14 +26,24 @@ sqrt.rn.f32 %0,%1; rcp.rn.f32 %0,%1; div.rn.ftz.f32 %0,%1,%2; sqrt.rn.ftz.f32 %0
 max.f32 %0,%1,%2; max.NaN.f32 %0,%1,%2; max.ftz.f32 %0,%1,%2; abs.f32 %0,%1; neg.f32 %0,%1; copysign.f32 %0,%1,%2;
 cvt.rni.f32.f32 %0,%1; cvt.rzi.f32.f32 %0,%1; cvt.rmi.f32.f32 %0,%1; cvt.rpi.f32.f32 %0,%1; fma.rn.f16x2 %0,%1,%2,%3;
 add.rn.f16x2 %0,%1,%2; mul.rn.f16x2 %0,%1,%2; fma.rn.bf16x2 %0,%1,%2,%3; add.rn.bf16x2 %0,%1,%2; mul.rn.bf16x2 %0,%1,%2;
-max.f16x2 %0,%1,%2; min.bf16x2 %0,%1,%2"""
+max.f16x2 %0,%1,%2; min.bf16x2 %0,%1,%2; div.rm.f32 %0,%1,%2; div.rp.f32 %0,%1,%2; div.rz.f32 %0,%1,%2; div.rm.ftz.f32 %0,%1,%2;
+div.rp.ftz.f32 %0,%1,%2; rcp.rm.f32 %0,%1; rcp.rp.f32 %0,%1; rcp.rz.f32 %0,%1; rcp.rp.ftz.f32 %0,%1; sqrt.rm.f32 %0,%1;
+sqrt.rp.f32 %0,%1; sqrt.rz.f32 %0,%1; sqrt.rp.ftz.f32 %0,%1; mul.rp.ftz.f32 %0,%1,%2; neg.ftz.f32 %0,%1; abs.ftz.f32 %0,%1;
+slct.ftz.b32.f32 %0,%1,%2,%3; set.lt.ftz.u32.f32 %0,%1,%2; min.NaN.f32 %0,%1,%2; mul.sat.f32 %0,%1,%2; fma.rn.sat.f32 %0,%1,%2,%3;
+add.ftz.f16x2 %0,%1,%2; mul.ftz.f16x2 %0,%1,%2; add.sat.f16x2 %0,%1,%2; mul.sat.f16x2 %0,%1,%2; fma.rn.ftz.f16x2 %0,%1,%2,%3;
+fma.rn.sat.f16x2 %0,%1,%2,%3; fma.rn.relu.f16x2 %0,%1,%2,%3; fma.rn.relu.bf16x2 %0,%1,%2,%3; max.ftz.f16x2 %0,%1,%2;
+max.NaN.bf16x2 %0,%1,%2; neg.ftz.f16x2 %0,%1; abs.ftz.f16x2 %0,%1; sub.rn.bf16x2 %0,%1,%2"""
 _CONVERT = """cvt.rni.s32.f32 %0,%1; cvt.rzi.s32.f32 %0,%1; cvt.rmi.s32.f32 %0,%1; cvt.rpi.s32.f32 %0,%1; cvt.rzi.u32.f32 %0,%1;
 cvt.rni.u32.f32 %0,%1; cvt.rn.f32.s32 %0,%1; cvt.rz.f32.s32 %0,%1; cvt.rm.f32.s32 %0,%1; cvt.rp.f32.u32 %0,%1; cvt.rn.f32.u32 %0,%1;
 cvt.rn.f16x2.f32 %0,%1,%2; cvt.rz.f16x2.f32 %0,%1,%2; cvt.rn.bf16x2.f32 %0,%1,%2; cvt.rz.bf16x2.f32 %0,%1,%2;
-cvt.rn.relu.f16x2.f32 %0,%1,%2; cvt.rn.relu.bf16x2.f32 %0,%1,%2"""
+cvt.rn.relu.f16x2.f32 %0,%1,%2; cvt.rn.relu.bf16x2.f32 %0,%1,%2; cvt.rn.f16.f32 %0,%1; cvt.rz.f16.f32 %0,%1; cvt.rn.bf16.f32 %0,%1;
+cvt.rz.bf16.f32 %0,%1; cvt.rn.relu.f16.f32 %0,%1; cvt.rn.relu.bf16.f32 %0,%1; cvt.rz.relu.bf16.f32 %0,%1; cvt.sat.f32.f32 %0,%1;
+cvt.rpi.ftz.s32.f32 %0,%1; cvt.rmi.ftz.f32.f32 %0,%1"""
 _DOUBLE = """add.rn.f64 %0,%1,%2; add.rm.f64 %0,%1,%2; mul.rn.f64 %0,%1,%2; fma.rn.f64 %0,%1,%2,%3; div.rn.f64 %0,%1,%2;
 sqrt.rn.f64 %0,%1; rcp.rn.f64 %0,%1; min.f64 %0,%1,%2; max.f64 %0,%1,%2; cvt.rn.f64.s64 %0,%1; cvt.rzi.s64.f64 %0,%1;
-cvt.rmi.s64.f64 %0,%1"""
+cvt.rmi.s64.f64 %0,%1; add.rp.f64 %0,%1,%2; add.rz.f64 %0,%1,%2; mul.rp.f64 %0,%1,%2; fma.rz.f64 %0,%1,%2,%3; div.rm.f64 %0,%1,%2;
+div.rp.f64 %0,%1,%2; div.rz.f64 %0,%1,%2; rcp.rm.f64 %0,%1; rcp.rp.f64 %0,%1; rcp.rz.f64 %0,%1; sqrt.rm.f64 %0,%1; sqrt.rp.f64 %0,%1;
+sqrt.rz.f64 %0,%1; cvt.rm.f64.s64 %0,%1; cvt.rp.f64.u64 %0,%1"""
 _LONG = """add.u64 %0,%1,%2; sub.s64 %0,%1,%2; mul.lo.u64 %0,%1,%2; mul.hi.u64 %0,%1,%2; mul.hi.s64 %0,%1,%2;
 mad.lo.s64 %0,%1,%2,%3; div.s64 %0,%1,%2; div.u64 %0,%1,%2; rem.s64 %0,%1,%2; rem.u64 %0,%1,%2; min.s64 %0,%1,%2; max.u64 %0,%1,%2;
 and.b64 %0,%1,%2; xor.b64 %0,%1,%2; not.b64 %0,%1; brev.b64 %0,%1; abs.s64 %0,%1; neg.s64 %0,%1"""
@@ -79,12 +89,21 @@ def source(group: str) -> str:
         for name in ("s8", "u16"):  # an 8- or 16-bit source is a 16-bit register
             if f".s32.{name}" in instruction or f".u32.{name}" in instruction:
                 narrow = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, %1; {instruction.replace('%1', 'lo')}; }}"
+        if instruction.split()[0].split(".")[-2] in ("f16", "bf16"):  # a result of 16 bits
+            narrow = f"{{ .reg .b16 lo; {instruction.replace('%0', 'lo')}; cvt.u32.u16 %0, lo; }}"
         if ".s8.s32" in instruction:
             narrow = f"{{ .reg .b16 lo; {instruction.replace('%0', 'lo')}; cvt.s32.s16 %0, lo; }}"
         text = narrow or instruction + ";"
         inputs = [f'"{letter}"({v})' for v, n in zip("xyz", "123") if f"%{n}" in text]
         lines.append(f'  asm volatile("{text}" : "={letter}"(r) : {", ".join(inputs)}); out[{k} * n + i] = r;')
     return "\n".join([*lines, "}", ""])
+
+
+def _all_pairs(arrays, special):
+    """Every pair of special values, a third beside them, from element n // 8 on."""
+    m, start = len(special), arrays[0].size // 8
+    for k, a in enumerate(arrays):
+        a[start : start + m * m] = (np.repeat(special, m), np.tile(special, m), np.roll(np.tile(special, m), 5))[k]
 
 
 def operands(group: str, n: int, rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -101,8 +120,11 @@ def operands(group: str, n: int, rng) -> tuple[np.ndarray, np.ndarray, np.ndarra
         return tuple(out)
     if group == "float64":
         out = [(rng.standard_normal(n) * 10.0 ** rng.integers(-8, 17, n)) for _ in range(3)]
+        special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.5, -2.5, 3.0, 5e-310, -5e-324, 1.7e308, 2.0**53 + 2]
         for k, a in enumerate(out):
+            a[: n // 8] *= 10.0 ** rng.integers(-280, 280, n // 8)
             a[-6:] = np.roll([0.0, -0.0, np.inf, 1.5, -2.5, 5e-310], k)
+        _all_pairs(out, np.array(special))
         return tuple(a.view(np.uint64) for a in out)
     if group == "approximate":
         x = rng.uniform(0.01, 3.0, n).astype(np.float32)
@@ -112,4 +134,8 @@ def operands(group: str, n: int, rng) -> tuple[np.ndarray, np.ndarray, np.ndarra
         a[n // 4 : n // 2] = rng.integers(-4096, 4096, n // 4).astype(np.float32) / 8  # ties
         a[n // 2 : n // 2 + n // 8] *= np.float32(1e-38)  # results below the normal range
         a[-12:] = np.roll(np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 3.4e38, 1e-45, -1e-40, 65504, 0.5], np.float32), k)
+    # also as two halves of 16 bits: zeros of both signs beside a NaN, subnormals of f16 beside zeros
+    words = np.array([0x80000000, 0x00008000, 0x7FC00000, 0xFF800000, 0x7C00FC00, 0x03FF8001, 0x3C000400, 0x00018400, 0x3F80BF80,
+                      0x7E003C00, 1, 0xBF800000, 0x40400000, 0x3F000000], np.uint32)  # fmt: skip
+    _all_pairs(out, words.view(np.float32))
     return tuple(a.view(np.uint32) for a in out)
