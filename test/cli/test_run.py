@@ -115,3 +115,56 @@ def test_out_of_tolerance_is_exit_status_1(fa4c_cli, artifact, root, tmp_path):
     done = fa4c_cli("run", artifact, "--backend", "reference", "--check", env=env)
     assert done.returncode == 1
     assert "check: OUT OF TOLERANCE" in done.stdout and "comparisons are out of tolerance" in done.stderr
+
+
+# -- backward ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(tmp_path, root, monkeypatch):
+    """Paths of artifacts of both directions and of the backward alone, not compiled."""
+    monkeypatch.setattr(sys, "path", [str(root / "test" / "runtime"), *sys.path])
+    from runtime_samples import BACKWARD_MEMBERS, backward_manifest, both_manifest
+
+    from fa4c.runtime.artifact import write
+
+    write(tmp_path / "both.fa4c", *both_manifest())
+    write(tmp_path / "bwd.fa4c", backward_manifest(), BACKWARD_MEMBERS)
+    return tmp_path
+
+
+@pytest.mark.parametrize("example", ["alibi", "document"])
+def test_the_derived_tree_against_autograd(fa4c_cli, examples, example):
+    result = json.loads(fa4c_cli.ok("run", examples / f"{example}.mlir", "--direction", "both", "--backend", "reference", "--check",
+                                    "--json", "--shape", "b=2,hq=4,hkv=2,m=20,n=13", "--head-dim", "32,16"))
+    wanted = ["o", "lse", "dq", "dk", "dv"] + (["dslopes"] if example == "alibi" else [])
+    assert list(result["outputs"]) == wanted and result["ok"] is True and result["direction"] == "both"
+    assert result["outputs"]["dk"]["shape"] == [2, 13, 2, 32] and {row["tensor"] for row in result["check"]} == set(wanted)
+
+
+def test_artifacts_run_in_their_directions(fa4c_cli, both, without):
+    env = without("torch_mlir", "cutlass")
+    run = ["--backend", "reference", "--check", "--shape", "m=20,n=13"]
+    text = fa4c_cli.ok("run", both / "both.fa4c", *run, env=env)
+    assert text.startswith("sample, both, on reference") and "dv       frobenius" in text and "lse      lse" in text
+    text = fa4c_cli.ok("run", both / "both.fa4c", "--direction", "bwd", *run, env=env)
+    assert "dv       frobenius" in text and "lse      lse" not in text
+    assert "dv       frobenius" not in fa4c_cli.ok("run", both / "both.fa4c", "--direction", "fwd", *run, env=env)
+    assert text == fa4c_cli.ok("run", both / "bwd.fa4c", *run, env=env)
+    message = fa4c_cli.error("run", both / "bwd.fa4c", "--direction", "both", *run, env=env, status=2)
+    assert "--direction both does not apply" in message and "compiled with --direction bwd" in message
+
+
+def test_a_given_gradient_is_used(fa4c_cli, both, tmp_path):
+    numpy.save(tmp_path / "do.npy", numpy.zeros((1, 20, 4, 64), numpy.float32))
+    result = json.loads(fa4c_cli.ok("run", both / "both.fa4c", "--backend", "reference", "--shape", "n=13", "--json", "--check",
+                                    "--input", f"do={tmp_path / 'do.npy'}"))
+    assert result["sizes"]["m"] == 20 and result["outputs"]["dq"]["largest"] == result["outputs"]["dv"]["largest"] == 0
+
+
+def test_wrong_gradients_are_exit_status_1(fa4c_cli, both, root):
+    (both / "sitecustomize.py").write_text(
+        "import fa4c.runtime.execute as e\nright = e.run_reference\n"
+        "e.run_reference = lambda *a: {n: 1.1 * t if n == 'dk' else t for n, t in right(*a).items()}\n")
+    done = fa4c_cli("run", both / "both.fa4c", "--backend", "reference", "--check", env={"PYTHONPATH": f"{both}{os.pathsep}{root}"})
+    assert done.returncode == 1 and "2 of 9 comparisons are out of tolerance" in done.stderr and "dk" in done.stderr

@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from runtime_samples import CAUSAL, MEMBERS, SLOPES, attention_tree, manifest
+from runtime_samples import BACKWARD_MEMBERS, CAUSAL, MEMBERS, SLOPES, attention_tree, backward_manifest, manifest
 
 from fa4c.runtime import artifact, counters, cuda, execute, tensor_map
 from fa4c.runtime.errors import BackendError, InputError
@@ -327,3 +327,93 @@ def test_host_time_is_small(driver):
         runner(tensors)
         best = min(best, time.perf_counter() - start)
     assert best < 100e-6
+
+
+# -- a backward ----------------------------------------------------------------------------------------------------------------------------
+
+
+def backward_call(a, tensors, wanted=("dq", "dk", "dv"), outputs=None):
+    widths = {"tensor_map": 128, "pointer": 8, "scalar": 4, "stride": 8}
+    cuda.driver().sizes = {k["entry"]: [widths[p["kind"]] for p in k["params"]] for k in a.manifest["kernels"].values()}
+    runner = execute.runner(a, tensors, wanted, DEVICE)
+    runner.device = CPU
+    return dict(zip(wanted, runner(tensors, outputs)))
+
+
+def backward_tensors(m=21, do=None):
+    q, k, v = qkv(m=m)
+    o, lse = torch.zeros_like(q), torch.zeros(2, 4, m)
+    return [q, k, v, o, lse, torch.zeros_like(q) if do is None else do(q)]
+
+
+def named(a, launch, kernel):
+    """{tensor: address} of a launch."""
+    names = [p.get("tensor") for p in a.manifest["kernels"][kernel]["params"]]
+    return {n: x for n, x in zip(names, addresses(launch[2])) if n}
+
+
+def test_a_backward_launches_in_order_and_shares_a_workspace(driver):
+    a = artifact.build(backward_manifest(), BACKWARD_MEMBERS)
+    tensors = backward_tensors()
+    out = backward_call(a, tensors)
+    assert [x[0] for x in driver.launched] == ["pre_0", "main_0"] and {x[3] for x in driver.launched} == {77}
+    first, second = named(a, driver.launched[0], "pre"), named(a, driver.launched[1], "main")
+    assert first["lse"] == tensors[4].data_ptr() and first["do"] == second["do"] == tensors[5].data_ptr()
+    assert first["delta"] == second["delta"] not in (0, *(t.data_ptr() for t in tensors))
+    assert [second[n] for n in ("dq", "dk", "dv")] == [out[n].data_ptr() for n in ("dq", "dk", "dv")]
+    plan = next(iter(next(iter(execute._local.runners.values())).bound.values()))
+    assert [(w.name, w.size) for w in plan.workspaces] == [("delta", 2 * 4 * 24)]  # rows of 21 padded to 24
+
+
+@pytest.mark.parametrize(
+    "do, copied",
+    [
+        (lambda q: torch.ones((), dtype=q.dtype).expand(q.shape), True),
+        (lambda q: torch.zeros(2, 4, q.shape[1], 64, dtype=q.dtype).transpose(1, 2), False),
+        (lambda q: torch.zeros(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape), True),
+        (lambda q: torch.zeros(*q.shape[:3], 128, dtype=q.dtype)[..., ::2], True),
+        (lambda q: torch.zeros(4, 64, dtype=q.dtype).expand(2, q.shape[1], 4, 64), True),
+    ],
+    ids=["expanded", "bhsd", "odd base", "inner stride", "expanded rows"],
+)
+def test_only_a_gradient_that_tma_cannot_describe_is_copied(driver, do, copied):
+    a = artifact.build(backward_manifest(), BACKWARD_MEMBERS)
+    tensors = backward_tensors(do=do)
+    for calls in (1, 2):
+        backward_call(a, tensors)
+        assert counters.stats().get("copies.do", 0) == counters.stats().get("copies", 0) == (calls if copied else 0)
+        assert (named(a, driver.launched[-1], "main")["do"] != tensors[5].data_ptr()) == copied
+
+
+def test_rows_far_apart_are_read_in_place(driver):
+    """B10: a row stride of 2^21 elements gives offsets beyond 2^31; strides go into the descriptor as 40 bits."""
+    a = artifact.build(backward_manifest(), BACKWARD_MEMBERS)
+    rows, row = 1100, 1 << 21
+    assert a.program.layout_problem("do", (1, rows, 1, 64), (rows * row, row, 64, 1)) is None
+    q = torch.zeros(1, rows, 1, 64, dtype=torch.bfloat16)
+    geometry = {n: (tuple(t.shape), t.stride()) for n, t in zip(("q", "k", "v", "o"), [q] * 4)}
+    geometry |= {"lse": ((1, 1, rows), (rows, rows, 1)), "do": ((1, rows, 1, 64), (rows * row, row, 64, 1))}
+    plan = a.program.plan(geometry, ("dq", "dk", "dv"), {"num_sms": 132, "l2_bytes": 50 << 20})
+    found = next(p.map for p in plan.steps[0].params if p.map is not None and p.tensor == "do")
+    assert 2 * row in found.strides
+
+
+def test_fills_of_outputs_come_before_the_launches(driver):
+    m = backward_manifest()
+    m["steps"].insert(0, {"op": "fill", "buffer": "dq", "value": 0})
+    out = backward_call(artifact.build(m, BACKWARD_MEMBERS), backward_tensors())
+    assert (out["dq"] == 0).all() and len(driver.launched) == 2
+
+
+def test_threads_of_autograd_have_their_own_parameters(driver):
+    """A backward runs in another thread than its forward: its context is made current there, nothing is shared."""
+    a = artifact.build(backward_manifest(), BACKWARD_MEMBERS)
+    tensors = backward_tensors()
+    backward_call(a, tensors)
+    thread = threading.Thread(target=backward_call, args=(a, tensors))
+    thread.start()
+    thread.join()
+    assert len(driver.launched) == 4 and counters.stats()["plans"] == 2
+    assert len({i for k, i in driver.loaded if k == "current"}) == 2
+    one, two = (named(a, driver.launched[k], "pre") for k in (0, 2))
+    assert one["do"] == two["do"]
