@@ -143,6 +143,19 @@ barrier.cluster.arrive; barrier.cluster.wait;
 )
 
 
+def test_rank_of_an_address():
+    text = ptx(
+        """ld.param.u64 %rd0, [out]; mov.u32 %r4, %cluster_ctarank; xor.b32 %r5, %r4, 1;
+mapa.shared::cluster.u32 %r6, %r1, %r5; getctarank.shared::cluster.u32 %r7, %r6;
+cvt.u64.u32 %rd1, %r6; cvta.shared.u64 %rd1, %rd1; getctarank.u64 %r8, %rd1; shl.b32 %r8, %r8, 4; or.b32 %r7, %r7, %r8;
+mul.wide.u32 %rd2, %r4, 4; add.u64 %rd2, %rd0, %rd2; st.global.u32 [%rd2], %r7; barrier.cluster.arrive; barrier.cluster.wait;""",
+        [".u64 out"],
+    )
+    out = np.zeros(2, np.uint32)
+    assert launch(text, "k", 2, 1, (2, 1, 1), 64, [Buffer(out)]).ok
+    assert out.tolist() == [0x11, 0]
+
+
 @pytest.mark.parametrize("options", [{}, {"schedule": "random", "schedule_seed": 5}])
 def test_multicast(options):
     """Each CTA of the pair loads half a tile into both."""

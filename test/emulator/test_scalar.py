@@ -114,6 +114,9 @@ INTEGER = {
     "bfi.b32 %d, %x, %y, 4, 8;": lambda a, b, c: (b & ~0xFF0) | (a & 255) << 4,
     "lop3.b32 %d, %x, %y, %z, 0x96;": lambda a, b, c: lop(a, b, c, 0x96),
     "lop3.b32 %d, %x, %y, %z, 0xca;": lambda a, b, c: lop(a, b, c, 0xCA),
+    "lop3.or.b32 %d|%p, %x, %y, %z, 0x80, 0; selp.b32 %d, %d, 7, %p;": lambda a, b, c: lop(a, b, c, 0x80) or 7,
+    "mul24.lo.s32 %d, %x, %y;": lambda a, b, c: (((a & 0xFFFFFF) ^ 0x800000) - 0x800000) * (((b & 0xFFFFFF) ^ 0x800000) - 0x800000),
+    "mul24.lo.u32 %d, %x, %y;": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF),
     "prmt.b32 %d, %x, %y, %z;": prmt,
     "shf.r.wrap.b32 %d, %x, %y, %z;": lambda a, b, c: shf_r(a, b, c, True),
     "shf.r.clamp.b32 %d, %x, %y, %z;": lambda a, b, c: shf_r(a, b, c, False),
@@ -348,6 +351,26 @@ def run_lanes(body, n=32, block=32, params=()):
     )
     report = launch(text, "k", 1, block, (1, 1, 1), 1024, [Buffer(out)], max_steps=20000)
     return out, report
+
+
+def test_comparisons_of_halves():
+    """Low halves to the first predicate, high ones to the second; -0 equals 0, a NaN nothing."""
+    values = np.array([0.0, -0.0, 1.0, -2.0, np.nan, np.inf, 2.0**-16, 0.5], np.float16)
+    words = [int(a) << 16 | int(b) for a in values.view(np.uint16) for b in values.view(np.uint16)]
+    for cmp, fn in (("lt", np.less), ("eq", np.equal), ("geu", lambda x, y: ~(x < y))):
+        for k in range(0, 64, 32):
+            x, y = np.array(words[k : k + 32], np.uint32), np.array(words[::-1][k : k + 32], np.uint32)
+            code = "selp.b32 %d, 1, 0, %p; selp.b32 %x, 2, 0, %q; or.b32 %d, %d, %x;"
+            got = run3(f"setp.{cmp}.f16x2 %p|%q, %x, %y; {code}", x, y, y)
+            low, high = ([(v >> s).astype(np.uint16).view(np.float16) for v in (x, y)] for s in (0, 16))
+            np.testing.assert_array_equal(got, fn(*low) + 2 * fn(*high))
+
+
+def test_trap_is_an_error():
+    with pytest.raises(EmulatorError, match="trap executed by CTA 0,0,0 warp 0 lane 3") as caught:
+        run_lanes("setp.eq.u32 %p0, %r0, 3;\n@%p0 trap;")
+    assert caught.value.line == 19
+    run_lanes("setp.eq.u32 %p0, %r0, 33;\n@%p0 trap;")
 
 
 def test_divergence_and_loops():

@@ -20,7 +20,8 @@ MODIFIERS = {
         "ex2 lg2 rsqrt sin cos tanh": "approx ftz",
         "rcp sqrt": _DIRECTED + "approx ftz",
         "div": _DIRECTED + "approx full ftz",
-        "rem copysign and or xor not cnot shl shr bfe bfi prmt lop3 popc clz brev mov selp": "",
+        "rem copysign and or xor not cnot shl shr bfe bfi prmt popc clz brev mov selp": "",
+        "lop3": "and or",
         "slct": "ftz",
         "shf": "l r wrap clamp",
         "bfind": "shiftamt",
@@ -120,7 +121,9 @@ class BlockCompiler(Blocks):
     def op_mul24(self, ins, p, ops):
         if "lo" not in p:
             raise Unsupported("mul24.hi")
-        self.binary(ins, DTYPE[p[-1]], "{a} * {b}")
+        d, dt, eight = ops[0], DTYPE[p[-1]], self.const(8, DTYPE[p[-1]])
+        a, b = (f"(({self.arr(x, dt)} << {eight}) >> {eight})" for x in ops[1:])  # 24 bits, extended by their own sign
+        self.put(d, f"{a} * {b}", dt)
 
     def op_mad(self, ins, p, ops):
         t, (d, a, b, c) = p[-1], ops
@@ -315,10 +318,15 @@ class BlockCompiler(Blocks):
         self.put(ops[0], f"nx.prmt({self.arr(ops[1], 'u4')}, {self.arr(ops[2], 'u4')}, {self.arr(ops[3], 'u4')})", "u4")
 
     def op_lop3(self, ins, p, ops):
-        if "BOOL" in p or p[1] != "b32":
-            raise Unsupported(f"instruction {ins.opcode}")
-        a, b, c = (self.arr(x, "u4") for x in ops[1:4])
-        self.put(ops[0], f"nx.lop3({a}, {b}, {c}, {ops[4].value})", "u4")
+        d, *src = ops
+        a, b, c = (self.arr(x, "u4") for x in src[:3])
+        value = self.let(f"nx.lop3({a}, {b}, {c}, {src[3].value})")
+        combine = next((x for x in p if x in ("or", "and")), None)
+        if combine:  # also a predicate: whether the result is not 0, combined with another
+            q = self.arr(src[4], "?")
+            self.put(d.second, f"({value} != 0) {'|' if combine == 'or' else '&'} {q}", "?")
+            d = d.first
+        self.put(d, value, "u4")
 
     def op_shf(self, ins, p, ops):
         a, b, n = (self.arr(x, "u4") for x in ops[1:4])
@@ -375,16 +383,23 @@ class BlockCompiler(Blocks):
             x, y = self.arr(a, dt), self.val(b, dt)
             if dt == "f4" and "ftz" in p:
                 x, y = self.let(f"ftz({x})"), self.let(f"ftz({y})")
+        if dt[0] == "f":
+            return self._compare_floats(cmp, x, y)
+        return self.let(f"{x} {COMPARE[cmp]} {y}")
+
+    def _compare_floats(self, cmp, x, y, flush=None):
+        """The ordered comparisons are false beside a NaN, the others (`..u`, `nan`) true."""
+        if flush:
+            x, y = self.let(flush.format(x)), self.let(flush.format(y))
         if cmp == "num":
             return self.let(f"({x} == {x}) & ({y} == {y})")
         if cmp == "nan":
             return self.let(f"({x} != {x}) | ({y} != {y})")
         e = f"{x} {COMPARE[cmp]} {y}"
-        if dt[0] == "f":
-            if cmp == "ne":
-                e = f"({e}) & ({x} == {x}) & ({y} == {y})"
-            elif cmp in ("equ", "ltu", "leu", "gtu", "geu"):
-                e = f"({e}) | ({x} != {x}) | ({y} != {y})"
+        if cmp == "ne":
+            e = f"({e}) & ({x} == {x}) & ({y} == {y})"
+        elif cmp in ("equ", "ltu", "leu", "gtu", "geu"):
+            e = f"({e}) | ({x} != {x}) | ({y} != {y})"
         return self.let(e)
 
     def _condition(self, p, src):
@@ -399,6 +414,9 @@ class BlockCompiler(Blocks):
 
     def op_setp(self, ins, p, ops):
         d = ops[0]
+        if p[-1] in ("f16x2", "bf16x2"):
+            self._setp_halves(p, d, *ops[1:])
+            return
         r, other = self._condition(p, ops[1:])
         if isinstance(d, Pair):
             second = other or self.let(f"~{r}")
@@ -407,7 +425,23 @@ class BlockCompiler(Blocks):
         else:
             self.put(d, r, "?")
 
+    def _setp_halves(self, p, d, a, b):
+        """setp.CMP.{f16x2,bf16x2} p|q: p for the low halves, q for the high ones."""
+        if not isinstance(d, Pair) or {"and", "or", "xor"} & set(p):
+            raise Unsupported(f"setp.{'.'.join(p[1:])} with these operands")
+        t = p[-1].removesuffix("x2")
+        low, high = zip(*(self._low_high(v) for v in (a, b)))
+        for target, pair in ((d.first, low), (d.second, high)):
+            x, y = (self.let(f"hf.widen({v}, {t!r})") for v in pair)
+            self.put(target, self._compare_floats(p[1], x, y, f"hf.flush({{}}, {t!r})" if "ftz" in p else None), "?")
+
+    def _low_high(self, v):
+        pair = self.let(f"hf.halves({self.arr(v, 'u4')})")
+        return f"{pair}[0]", f"{pair}[1]"
+
     def op_set(self, ins, p, ops):
+        if p[-1].endswith("x2") or p[-2].endswith("x2"):
+            raise Unsupported(f"instruction {ins.opcode}")
         r, _ = self._condition((*p[:-2], p[-1]), ops[1:])
         dt = DTYPE[p[-2]]
         one = 1.0 if dt == "f4" else -1 if dt[0] == "i" else 0xFFFFFFFF

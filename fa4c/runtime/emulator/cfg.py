@@ -104,7 +104,7 @@ def build(kernel: Kernel, is_op) -> list:
         if base == "bra":
             leaders.add(ins.target)
             leaders.add(i + 1)
-        elif base in ("ret", "exit", "trap"):
+        elif base in ("ret", "exit"):
             leaders.add(i + 1)
         elif is_op(ins):
             leaders.add(i)
@@ -122,7 +122,7 @@ def build(kernel: Kernel, is_op) -> list:
             b.target = index.get(last.target, -1)
             b.kind = "cond" if last.guard is not None else "jump"
             b.succ = [b.target] + ([after] if last.guard is not None else [])
-        elif last.parts[0] in ("ret", "exit", "trap"):
+        elif last.parts[0] in ("ret", "exit"):
             b.kind = "exit"
             b.succ = [-1] + ([after] if last.guard is not None else [])
         else:

@@ -229,7 +229,7 @@ class Blocks:
                     g = self.reg(ins.guard.index, "?")
                     self.emit(f"return ~{g}" if ins.guard_neg else f"return {g}")
                 return
-            if p[0] in ("ret", "exit", "trap"):
+            if p[0] in ("ret", "exit"):
                 if ins.guard is not None:
                     g = self.reg(ins.guard.index, "?")
                     self.emit(f"return ~{g}" if ins.guard_neg else f"return {g}")

@@ -37,6 +37,7 @@ OPS = {
     "stmatrix": warpmma.op_stmatrix,
     "tcgen05": tcgen05.op_tcgen05,
     "setmaxnreg": sync.op_setmaxnreg,
+    "trap": sync.op_trap,
     "griddepcontrol": dependent.op_griddepcontrol,
     "movmatrix": warpmma.op_movmatrix,
     "mma": warpmma.op_mma,

@@ -67,7 +67,7 @@ class Program:
         """Refuse unknown instructions at load time, by name and line."""
         for ins in self.kernel.instrs:
             base = ins.parts[0]
-            if base in self.ops or base in MEMORY_OPS or base in ("bra", "ret", "exit", "trap") or hasattr(BlockCompiler, "op_" + base):
+            if base in self.ops or base in MEMORY_OPS or base in ("bra", "ret", "exit") or hasattr(BlockCompiler, "op_" + base):
                 continue
             raise EmulatorError(
                 f"unknown instruction {ins.opcode}",
@@ -219,6 +219,14 @@ def gen_mapa(c, ins):
     c.put(d, f"mapa(F, {c.arr(a, dt)}, {c.arr(r, 'u4')}, {generic}, {ins.line})", dt)
 
 
+def gen_getctarank(c, ins):
+    """getctarank{.shared::cluster}.{u32,u64} d, a: which CTA of the cluster an address belongs to."""
+    d, a = ins.ops
+    dt = "u4" if ins.parts[-1] == "u32" else "u8"
+    offset = "" if any(x.startswith("shared") for x in ins.parts) else f" - {c.const(memory.SHARED_BASE, dt)}"
+    c.put(d, f"(({c.arr(a, dt)}{offset}) >> {c.const(24, dt)}).astype(u4)", "u4")
+
+
 def gen_zero(c, ins):
     """createpolicy and the like: an opaque value that nothing depends on."""
     d = ins.ops[0]
@@ -237,6 +245,7 @@ MEMORY_OPS = {
     "prefetchu": gen_nothing,
     "nanosleep": gen_nothing,
     "mapa": gen_mapa,
+    "getctarank": gen_getctarank,
     "createpolicy": gen_zero,
     "activemask": gen_activemask,
     "discard": gen_nothing,

@@ -386,6 +386,16 @@ def op_fence(ins, program):
     return run
 
 
+def op_trap(ins, program):
+    """trap: the kernel gives up, as after a failed assertion."""
+
+    def run(F, m):
+        what = f"trap executed by {F.agent(mask_int(m))}"
+        raise EmulatorError(what, file=program.file, line=ins.line, why="the kernel stops itself here")
+
+    return run
+
+
 # --- ends --------------------------------------------------------------------------------------------------------------------
 def op_setmaxnreg(ins, program):
     """setmaxnreg: no effect on values; the count must be legal, and under --strict equal in a warpgroup."""
