@@ -584,7 +584,8 @@ class StoreOp(Scheduled, name="store"):
 
 
 class GlobalAddOp(Scheduled, name="global_add"):
-    """target's box at `coords` += x, element by element, atomically; what lies out of bounds is dropped. f32, from registers.
+    """target's box at `coords` += x, element by element, atomically; what lies out of bounds is dropped. f32, from registers, or from
+    shared memory asynchronously.
 
     `dims` are the two dimensions of the target that rows and columns run along. A row vector has none: all its rows are added to the
     one element at `coords`. CTAs add in any order, so that the last bits of a sum of three or more differ between runs.
@@ -596,13 +597,13 @@ class GlobalAddOp(Scheduled, name="global_add"):
     dims: ir.DenseI64ArrayAttr
 
     def verify_op(self) -> bool:
-        if not (_in_space(self, "x", self.x, "reg") and _in_space(self, "target", self.target, "gmem")):
+        if not (_in_space(self, "x", self.x, "reg", "smem") and _in_space(self, "target", self.target, "gmem")):
             return False
         if str(self.x.type.element_type) != "f32":
             return op_error(self, f"adds {self.x.type}", why="sums over CTAs are f32", fix="cast it in a map")
         if self.x.type.rank == 1 and not len(self.dims):
             return _check_coords(self, self.target.type) and _check_element(self, self.target.type, self.x.type)
-        return _in_space(self, "x", self.x, "reg", rank=2) and _check_box(self, self.target.type, self.x.type)
+        return _in_space(self, "x", self.x, "reg", "smem", rank=2) and _check_box(self, self.target.type, self.x.type)
 
 
 # ------------------------------------------------------------------------------------------------ scalars in map regions

@@ -416,7 +416,7 @@ class SyncWarpOp(Operation, name="sync_warp"):
 
 
 class StoreSharedOp(Operation, name="store_shared"):
-    """buffer[slot] = fragment, by stmatrix; each warpgroup what it holds. Without `slot`: buffer[0]."""
+    """buffer[slot] = fragment, 16-bit elements by stmatrix, f32 by pairs; each warpgroup what it holds. Without `slot`: buffer[0]."""
 
     buffer: ext.Operand[Any]
     source: ext.Operand[Any]
@@ -430,22 +430,26 @@ class StoreSharedOp(Operation, name="store_shared"):
             return op_error(self, f"has slot of type {self.slot.type}", why="a buffer's slot is an index")
         if list(buffer.shape)[1:] != list(source.shape) or buffer.element_type != source.element_type:
             return op_error(self, f"copies {source} into {buffer}", why="rows, columns and dtype stay")
-        return bits_of(source.element_type) == 16 or op_error(self, f"stores {source.element_type}", why="stmatrix moves 16-bit elements")
+        return bits_of(source.element_type) in (16, 32) or op_error(
+            self, f"stores {source.element_type}", why="two neighbours are 4 or 8 bytes"
+        )
 
 
 class TmaStoreOp(Operation, name="tma_store"):
-    """Box of `map`'s tensor at `coords` = buffer[0], each warpgroup its rows, by one thread of it; rows out of bounds are dropped. `row`
-    names
-    the coordinate that runs along rows."""
+    """Box of `map`'s tensor at `coords` = buffer[0], or += buffer[0] with `add`, each warpgroup what it holds, by one thread of it; rows
+    out of bounds are dropped. `row` names the coordinate that runs along rows."""
 
     map: ext.Operand[Any]
     buffer: ext.Operand[Any]
     coords: Sequence[ext.Operand[Any]]
     row: ir.IntegerAttr
+    add: Any = optional(ir.BoolAttr, "false")
 
     def verify_op(self) -> bool:
         if not _moves_boxes(self):
             return False
+        if self.add.value and str(self.buffer.type.element_type) != "f32":
+            return op_error(self, f"adds {self.buffer.type.element_type}", why="sums over CTAs are f32")
         return 0 <= self.row.value < len(self.coords) or op_error(self, f"has row = {self.row.value}, but {len(self.coords)} coordinates")
 
 
@@ -550,7 +554,21 @@ class CopyOp(Operation, name="copy"):
 
 
 class WgmmaFenceOp(Operation, name="wgmma_fence"):
-    """Register writes before come before the reads of the next wgmma."""
+    """Register writes before come before the reads of the next wgmma.
+
+    `fragments`: those of 16-bit elements that were read otherwise too. The compiler behind may pack a pair of elements into a register
+    again for each reader, for a wgmma behind this fence; naming them here keeps the packed registers.
+    """
+
+    fragments: Sequence[ext.Operand[Any]]
+
+    def verify_op(self) -> bool:
+        for value in self.fragments:
+            if not _is_fragment(self, "a fragment", value):
+                return False
+            if value.type.rank != 2 or bits_of(value.type.element_type) != 16:
+                return op_error(self, f"keeps {value.type} packed", why="pairs of 16-bit elements are packed into registers")
+        return True
 
 
 class WgmmaOp(Operation, name="wgmma"):
@@ -726,9 +744,9 @@ def is_slot_number(state) -> bool:
     return isinstance(state.type, ir.IndexType)
 
 
-def column_shares(kind, warpgroups: int) -> int:
-    """Into how many shares of columns a role's warpgroups split a register tile: 1 where each has 64 rows of its own."""
-    return warpgroups if kind.shape[0] == 64 else 1
+def column_shares(kind, warpgroups: int, rows: int = 0) -> int:
+    """Into how many shares of columns a role's warpgroups split a tile: 1 where each has 64 rows of its own. `rows`: their dimension."""
+    return warpgroups if kind.shape[rows] == 64 else 1
 
 
 def values_held(kind, warpgroups: int) -> int:

@@ -91,12 +91,16 @@ class TileRules:
     def tma_store(self, op) -> None:
         span, slabs, rows, _ = self._slab(op.buffer)
         self._check_box(op, [self.layout.rows, span])
+        shares = self._shares(op.buffer.type, 1)
+        copy, how = ("cp_async_bulk_tensor_reduce", ", prims.TMARedux.ADD") if op.add.value else ("cp_async_bulk_tensor_global_shared_cta", "")
         self.top(comment(op))
-        with self.unrolled("slab", slabs) as slab:
-            self.top(
-                f"prims.cp_async_bulk_tensor_global_shared_cta({self.operand(op.map)}.get_ptr(), "
-                f"{self.operand(op.buffer)} + wg * {self.layout.rows * span} + {slab} * {rows * span}, ({self._coords(op.coords, f'{slab} * {span}', op.row.value)}))"
-            )
+        with self.unrolled("slab", slabs // shares) as slab:
+            place, part = f"{slab}", f"wg * {self.layout.rows * span} + {slab} * {rows * span}"
+            if shares > 1:
+                place = f"(wg * {slabs // shares} + {slab})"
+                part = f"{place} * {rows * span}"
+            coords = self._coords(op.coords, f"{place} * {span}", op.row.value if shares == 1 else None)
+            self.top(f"prims.{copy}({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {part}{how}, ({coords}))")
 
     def _check_box(self, op, want) -> None:
         box = [size for size in op.map.owner.opview.box]
@@ -119,6 +123,9 @@ class TileRules:
         if self.layout.rows == 128:
             self.store_shared_rows(op)
             return
+        if warp.bits_of(op.source.type.element_type) == 32:
+            self._store_pairs(op)
+            return
         columns = op.source.type.shape[1] // self._shares(op.source.type)
         dtype = dsl_type(op.source.type.element_type)
         source = self.operand(op.source)
@@ -138,6 +145,26 @@ class TileRules:
             f"cute.copy({key}, {key}.retile(cute.make_tensor({source}.iterator, cute.make_layout({key}_mma.partition_shape_C((64, {columns}))))), "
             f"{key}.partition_D({key}_s[None, None, {slot}]))"
         )
+
+    def _store_pairs(self, op) -> None:
+        """`load_fragment` the other way: f32, two neighbours at a time; odd rows take other columns first, as they would hit the banks of
+        even ones."""
+        span, slabs, rows, _ = self._slab(op.buffer)
+        swizzle, shares = op.buffer.owner.opview.swizzle.value, self._shares(op.source.type)
+        turned = swizzle == 128
+        row0, _ = self._first_element(op.source.type)
+        xor, first = self.names.fresh("xor"), self.names.fresh("first")
+        slot = f"{self.operand(op.slot)} * {rows * slabs * span} + " if op.slot is not None else ""
+        part = f" + wg * {slabs // shares * rows * span}" if shares > 1 else ""
+        self.top(comment(op))
+        self.top(f"{xor} = {row0} * {swizzle} // 128 % {swizzle // 16}" + (f" ^ {row0} % 2 * 4" if turned else ""))
+        self.top(f"{first} = {slot}{row0} * {span} + t % 2 * 2{part}")
+        source = self.operand(op.source)
+        with self.unrolled("slab", slabs // shares) as slab, self.unrolled("q", span // 8) as q, self.unrolled("g", 2) as g:
+            offset = f"{first} + {slab} * {rows * span} + {g} * {8 * span} + (({q} * 2 + t % 4 // 2) ^ {xor}) * 4"
+            at = f"{slab} * {span // 2} + 4 * {q} + 2 * {g}"
+            other = f"{slab} * {span // 2} + 4 * ({q} ^ 2) + 2 * {g}" if turned else at
+            self.top(f"store_pair({self.operand(op.buffer)}, {offset}, {source}, {row0} % 2 == 1, {at}, {other})")
 
     def store_rows(self, op) -> None:
         if self.layout.rows == 128:
@@ -198,9 +225,9 @@ class TileRules:
 
     # -- compute
 
-    def _shares(self, kind) -> int:
-        """Into how many shares of columns the role's warpgroups split a tile."""
-        return warp.column_shares(kind, self.role.active.value // 4)
+    def _shares(self, kind, rows: int = 0) -> int:
+        """Into how many shares of columns the role's warpgroups split a tile; `rows`: which dimension are its rows."""
+        return warp.column_shares(kind, self.role.active.value // 4, rows)
 
     def _first_element(self, kind) -> tuple[str, str]:
         """Row and column of a thread's first element, in the tile."""
@@ -309,6 +336,11 @@ class TileRules:
             self.top(f"{target}[{r}] = {vote}")
 
     def wgmma_fence(self, op) -> None:
+        for value in op.fragments:
+            packed = self.names.fresh("packed")
+            self.top(f"{packed} = cute.recast_tensor({self.operand(value)}, Int32)")
+            with self.unrolled("r", self._elements(value.type) // 2) as r:
+                self.top(f'{packed}[{r}] = prims.inline_ptx("mov.b32 $0, $1;", write_only_types=[Int32], read_only_args=[{packed}[{r}]])')
         self.top("warpgroup.fence()")
 
     def wgmma_commit(self, op) -> None:

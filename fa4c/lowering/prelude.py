@@ -99,6 +99,14 @@ def load_pair(source, offset, target, number):
     pair = cute.make_tensor(source + cute.assume(offset, divby=2), cute.make_layout(2))
     cute.autovec_copy(pair, cute.make_tensor(target.iterator + number, cute.make_layout(2)))
 ''',
+    "store_pair": '''
+def store_pair(target, offset, source, odd, number, other):
+    """Two neighbours in shared memory from element `offset` on = source[number], source[number + 1]; those from `other` on if odd."""
+    pair = cute.make_rmem_tensor(2, Float32)
+    for e in range(2):
+        pair[e] = source[number + e] if number == other else select(Float32, odd, source[other + e], source[number + e])
+    cute.autovec_copy(pair, cute.make_tensor(target + cute.assume(offset, divby=2), cute.make_layout(2)))
+''',
     "exchange_if": '''
 def exchange_if(condition, tensor, a, b):
     """Exchange two registers, without a branch."""
@@ -132,6 +140,7 @@ _NEEDS = {
     "truncated_div": ["select"],
     "read_element": ["select"],
     "exchange_if": ["select"],
+    "store_pair": ["select"],
     "tmem_load": ["tmem_pieces"],
     "tmem_store": ["tmem_pieces"],
 }

@@ -150,6 +150,6 @@ def _columns(demand: Demand, shape: Shape) -> int:
 
 def _smem(demand: Demand, shape: Shape) -> int:
     """The output tiles reuse the rows' ones or the rotating copies, which are free by then."""
-    streamed = 2 * STREAMED_BUFFERS * shape.block_m * shape.block_n * bool(demand.streamed)
+    streamed = 2 * STREAMED_BUFFERS * shape.block_m * shape.block_n * bool(demand.streamed) + 4 * shape.block_n * sum(demand.streamed)
     tiles = 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.buffers * shape.block_n * sum(demand.column_tiles)
     return tiles + streamed + _BARRIER_BYTES

@@ -97,6 +97,9 @@ def _store(op, target) -> Cost:
 
 def _global_add(op, target) -> Cost:
     """A row vector is added up across its warp's rows first: three exchanges and additions."""
+    if space_of(op.x.type) == "smem":
+        clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)
+        return Cost("copy", clocks, 1, clocks, asynchronous=True)
     if op.x.type.rank == 1:
         return _elementwise({"alu": 3 * _row_elements(op.x.type, target), "fp32": 4 * _row_elements(op.x.type, target)}, target)
     clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)

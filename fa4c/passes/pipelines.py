@@ -29,10 +29,10 @@ SM100A_FORWARD = {
 
 # A scale that is the softmax's own saves a map in its derivative; masks are simplified in the orientation that the block loop has.
 SM90A_BACKWARD = {
-    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=false},attn-outline-kernels,"
+    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
-    "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
+    "tile": "tile-pipeline{stages=1},tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }

@@ -9,7 +9,7 @@ dQ = dS K. Two things must hold (PTX ISA, async proxy; wgmma):
 
 Where a barrier is missing follows from the order of writes, reads, waits and barriers as the role runs: it is run here without data,
 for several trip counts of its loops, and at the first operation that something is missing for, that is put before it; then again from
-the start, until nothing is missing. So one barrier an iteration is found to be enough where a slot is written two iterations later, and
+the start, until nothing is missing. What only the first iteration of a loop lacks is put before the loop. So one barrier an iteration is found to be enough where a slot is written two iterations later, and
 a second one to be needed with a single slot. All warpgroups run the same program, so one of them stands for all.
 """
 
@@ -95,6 +95,14 @@ class _Missing(Exception):
     """(operation, what to put before it, scope of a barrier)"""
 
 
+def _in_front_of(loop, missing: _Missing) -> _Missing:
+    """What a slot's first writing in a loop lacks is put before the loop: it concerns what came before, and not each iteration."""
+    op, what, scope = missing.args
+    if not isinstance(op, warp.StoreSharedOp) or op.operation.parent != loop.operation:
+        return missing
+    return _Missing(loop, [("wait", 0) if kind == "wait" else (kind, argument) for kind, argument in what], scope)
+
+
 class _Scalars(SampledScalars):
     """Trip counts as given, one after the other; all else as sampled."""
 
@@ -146,7 +154,10 @@ class _Run:
         for i in range(lower, upper, max(step, 1)):
             self._forget(body)
             self.scalars.known[body.arguments[0]] = i
-            self._block(body)
+            try:
+                self._block(body)
+            except _Missing as missing:
+                raise (_in_front_of(op, missing) if i == lower else missing) from None
 
     def _forget(self, block) -> None:
         for op in _walk(block):

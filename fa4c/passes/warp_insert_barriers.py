@@ -204,6 +204,7 @@ class _Consumer:
         self.states, self.last_reader = {}, {}  # (buffer, reader) -> place in the pipe; buffer -> its last reader
         self.waited, self.in_flight = set(), []
         self.written = set()  # buffers that this role's threads wrote
+        self.reread = set()  # fragments that were read since they were written
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
         self.tma_stored = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
         self.stored = False  # whether TMA stores of this role may be under way
@@ -324,7 +325,7 @@ class _Consumer:
         keys = dict(self._keys(op))
         state = {buffer: self.states[buffer, reader] for buffer, reader in keys.items()}
         with ir.InsertionPoint(op), op.location:
-            warp.WgmmaFenceOp()
+            warp.WgmmaFenceOp(fragments=list(a_fragment & self.reread))
             warp.WgmmaOp(
                 acc=op.acc,
                 a=op.a,
@@ -359,6 +360,7 @@ class _Consumer:
         self._conflict(op, lambda g: _clash(g, reads, writes))
         if reads or writes:
             self._cover()
+        self.reread = (self.reread | reads) - writes
 
     def _conflict(self, op, conflicts) -> None:
         with ir.InsertionPoint(op):
@@ -421,7 +423,7 @@ class _Consumer:
             self._warpgroup_barrier(op)
             elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"))
             with ir.InsertionPoint(elect.body.blocks.append()):
-                warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row)
+                warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row, add=op.attributes.get("add"))
                 warp.StoreCommitOp()
         op.operation.erase()
 

@@ -41,6 +41,14 @@ def warp_specialize(module: ir.Module) -> None:
             op.operation.erase()
 
 
+_STORES = (tile.StoreOp, tile.GlobalAddOp)
+
+
+def _stored(op):
+    """The tile that a store or an addition moves."""
+    return op.tile if isinstance(op, tile.StoreOp) else op.x
+
+
 def is_load(op) -> bool:
     return isinstance(op, tile.LoadOp)
 
@@ -109,6 +117,12 @@ class _Kernel:
         self._role("load", 0, 4, 1, self.load_registers, is_load)
         self._role("compute", 4, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_compute)
 
+    def _column_shares(self, value) -> int:
+        """Among how many warpgroups a tile is shared by columns, as an MMA's operand b or what they write; each takes whole swizzle spans."""
+        results = [op.out for op in self.all_ops if isinstance(op, tile.MmaOp) and op.b == value and not op.transpose_b.value]
+        results += [op.x for op in self.all_ops if isinstance(op, tile.ToSharedOp) and op.out == value]
+        return max((warp.column_shares(result.type, self.warpgroups) for result in results), default=1)
+
     def _place_buffers(self) -> int:
         """Byte offsets of all smem tiles: (offset, stages, swizzle). What is written last may lie over what was loaded once, if it must."""
         tiles = [(op, op.out) for op in self.all_ops if isinstance(op, (tile.LoadOp, tile.ToSharedOp))]
@@ -119,7 +133,7 @@ class _Kernel:
             stages = op.buffers.value
             alignment = warp.ROW_ALIGNMENT if is_row(value) else 1024
             size = stages * _bytes(value.type) if not is_row(value) else stages * -(-_bytes(value.type) // alignment) * alignment
-            swizzle = 0 if is_row(value) else _swizzle(op, value.type, self.target)
+            swizzle = 0 if is_row(value) else _swizzle(op, value.type, self.target, self._column_shares(value))
             if isinstance(op, tile.ToSharedOp) and at + size > self.target.smem_bytes and self._written_last(op):
                 home = next((h for h in loaded_once if _bytes(h.type) >= size), None)
                 if home is not None:
@@ -148,22 +162,22 @@ class _Kernel:
         for op in self.all_ops:
             if isinstance(op, tile.LoadOp):
                 self._tensor_map(op, op.source, op.out.type, op.out.type.shape[0])
-            elif isinstance(op, tile.StoreOp) and space_of(op.tile.type) == "smem":
-                self._check_stored(op)
-                self._tensor_map(op, op.target, op.tile.type, self.group_rows)
+            elif isinstance(op, _STORES) and space_of(_stored(op).type) == "smem":
+                self._check_stored(op, _stored(op))
+                self._tensor_map(op, op.target, _stored(op).type, self.group_rows)
 
-    def _check_stored(self, op) -> None:
-        rows, copies = op.tile.type.shape[0], self.placed[op.tile][1]
-        if rows != self.group_rows * self.warpgroups:
+    def _check_stored(self, op, value) -> None:
+        rows, copies = value.type.shape[0], self.placed[value][1]
+        if rows != self.group_rows * self.warpgroups and warp.column_shares(value.type, self.warpgroups) == 1:
             raise op_diagnostic(
                 op, f"stores {rows} rows from {self.warpgroups} warpgroups", why=f"each stores {self.group_rows} rows of its own"
             )
-        if copies > 1 and isinstance(op.tile.owner.opview, tile.ToSharedOp):
+        if copies > 1 and isinstance(value.owner.opview, tile.ToSharedOp):
             raise op_diagnostic(op, f"stores a tile that has {copies} buffers", why="the next tile waits for the store anyway",
                                 fix="remove `buffers`")
 
     def _tensor_map(self, op, tensor, kind, rows) -> None:
-        swizzle = self.placed[op.out if isinstance(op, tile.LoadOp) else op.tile][2]
+        swizzle = self.placed[op.out if isinstance(op, tile.LoadOp) else _stored(op)][2]
         box = [1] * tensor.type.rank
         box[list(op.dims)[0]] = rows
         box[list(op.dims)[-1]] = swizzle * 8 // warp.bits_of(kind.element_type) if swizzle else kind.shape[1]
@@ -531,11 +545,12 @@ class _Role:
         warp.VoteAnyOp(target=self.fragment(op.out), source=self.fragment(op.x), loc=op.location)
 
     def to_shared(self, op, env) -> None:
-        if warp.bits_of(op.x.type.element_type) != 16:
+        bits = warp.bits_of(op.x.type.element_type)
+        if bits not in (16, 32):
             raise op_diagnostic(
-                op, f"puts {op.x.type} into shared memory", why="stmatrix moves 16-bit elements", fix="cast the tile to bf16 or f16 first"
+                op, f"puts {op.x.type} into shared memory", why="two neighbours are stored as 4 or 8 bytes", fix="cast the tile first"
             )
-        shares, span = warp.column_shares(op.x.type, self.kernel.warpgroups), self.kernel.placed[op.out][2] // 2
+        shares, span = warp.column_shares(op.x.type, self.kernel.warpgroups), self.kernel.placed[op.out][2] * 8 // bits
         if shares > 1 and op.x.type.shape[1] % (shares * span):
             raise op_diagnostic(op, f"stores {op.x.type}, which {shares} warpgroups share by columns",
                                 why=f"shares are whole spans of {span} columns",
@@ -546,6 +561,9 @@ class _Role:
 
     def global_add(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
+        if space_of(op.x.type) == "smem":
+            self._tma_store(op, op.x, coords, add=True)
+            return
         warp.GlobalAddOp(
             source=self.fragment(op.x), target=self.kernel.scalars[op.target], coords=coords, dims=op.dims, vector=_i64(_vector(op)),
             loc=op.location,
@@ -554,11 +572,19 @@ class _Role:
     def store(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
         if space_of(op.tile.type) == "smem":
-            warp.TmaStoreOp(
-                map=self.kernel.maps[op], buffer=self.kernel.buffers[op.tile], coords=coords, row=_i64(list(op.dims)[0]), loc=op.location
-            )
+            self._tma_store(op, op.tile, coords)
         else:
             warp.StoreRowsOp(source=self.fragment(op.tile), target=self.kernel.scalars[op.target], coords=coords, loc=op.location)
+
+    def _tma_store(self, op, value, coords: list, add: bool = False) -> None:
+        warp.TmaStoreOp(
+            map=self.kernel.maps[op],
+            buffer=self.kernel.buffers[value],
+            coords=coords,
+            row=_i64(list(op.dims)[0]),
+            add=ir.BoolAttr.get(True) if add else None,
+            loc=op.location,
+        )
 
 
 _RULES = {
@@ -606,8 +632,12 @@ def _register_budgets(target, warpgroups: int, multiplies: bool) -> tuple[int, i
     return min(share, 240), load
 
 
-def _swizzle(op, kind, target) -> int:
+def _swizzle(op, kind, target, shares: int) -> int:
+    """The widest span that divides a row, and its shares where there are several if any does."""
     width = kind.shape[1] * warp.bits_of(kind.element_type) // 8
+    for swizzle in target.swizzle_bytes:
+        if width % (shares * swizzle) == 0:
+            return swizzle
     for swizzle in target.swizzle_bytes:
         if width % swizzle == 0:
             return swizzle
