@@ -178,7 +178,7 @@ IN_KERNEL = [
     (a_map("%r : !r", ELEMENT, "!r", '"tile.yield"(%i) : (index) -> ()'), "'tile.map' yields index, but needs f32"),
     (a_map("%r : !r", ELEMENT, "!r", '"tile.yield"() : () -> ()'), "'tile.map' yields nothing, but needs f32"),
     # global_add
-    (global_add("%s : !s", "%g : !g", 2), "'tile.global_add' needs x in #tile.reg or #tile.smem, but it is tensor<64x32xbf16, #tile.smem>"),
+    (global_add("%s : !s", "%g : !g", 2), "'tile.global_add' adds tensor<64x32xbf16, #tile.smem>"),
     (global_add("%rb : !rb", "%g : !g", 2), "'tile.global_add' adds tensor<64x32xbf16, #tile.reg>\nnote: why: sums over CTAs are f32"),
     (global_add("%r : !r", "%g : !g", 2), "'tile.global_add' moves f32 out of or into a tensor of bf16"),
     (global_add("%r : !r", "%r : !r", 2), "'tile.global_add' needs target in #tile.gmem, but it is tensor<64x32xf32, #tile.reg>"),
