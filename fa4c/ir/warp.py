@@ -249,7 +249,7 @@ class StateOp(Operation, name="state"):
         if not _made_by(self, "pipe", self.pipe, PipelineOp):
             return False
         groups = self.pipe.owner.opview.groups.value
-        if self.group is not None and not 0 <= self.group.value < groups:
+        if self.group is not None and (groups == 1 or not 0 <= self.group.value < groups):
             return op_error(self, f"has group = {self.group.value}", why=f"its pipe has {groups} rings")
         return self.phase.value in (0, 1) or op_error(self, f"has phase = {self.phase.value}", why="a parity is 0 or 1")
 

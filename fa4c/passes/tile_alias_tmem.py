@@ -23,7 +23,7 @@ from .. import targets
 from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
-from ..ir.tile import column_of, tile_type
+from ..ir.tile import tile_type
 from . import columns, tmem_tiles
 from .registry import register_pass
 
@@ -42,7 +42,7 @@ def _place_kernel(kernel, target) -> None:
     tiles = tmem_tiles.find(kernel)
     if not tiles:
         return
-    conflicts = [{j for j, b in enumerate(tiles) if i != j and _conflict(a, b, target)} for i, a in enumerate(tiles)]
+    conflicts = [{j for j, b in enumerate(tiles) if i != j and tmem_tiles.conflict(a, b, target)} for i, a in enumerate(tiles)]
     room = _room(kernel, tiles, target)
     widths = [-(-t.words // _UNIT) for t in tiles]
     if sum(widths) * _UNIT <= room:
@@ -69,23 +69,6 @@ def _room(kernel, tiles, target) -> int:
     return target.tmem_columns // blocks.pop()
 
 
-def _conflict(a, b, target) -> bool:
-    if tmem_tiles.overlap(a, b):
-        return True
-    return not target.mma.in_order and (_read_late(a, b) or _read_late(b, a))
-
-
-def _read_late(a, b) -> bool:
-    """Whether an MMA may still read `a` when another MMA writes `b`: the last access to a content of `a`, then the first to one of `b`."""
-    for accesses in a.accesses:
-        last = accesses[-1]
-        if isinstance(last.op, tile.MmaOp):
-            following = [other[0] for other in b.accesses if other[0].time > last.time]
-            if following and isinstance(following[0].op, tile.MmaOp):
-                return True
-    return False
-
-
 def _does_not_fit(kernel, tiles, target, needed: int, room: int):
     times = [first for t in tiles for first, _ in t.spans]
     at_once = [[t for t in tiles if any(first <= time <= last for first, last in t.spans)] for time in times]
@@ -104,28 +87,5 @@ def _does_not_fit(kernel, tiles, target, needed: int, room: int):
 
 
 def _write_dependences(tiles) -> None:
-    """For each fresh write in a loop: who last touched what another tile left in these columns."""
-    for t in tiles:
-        found: dict = {}
-        for other in tiles:
-            if other is not t and _share(t, other):
-                for accesses in t.accesses:
-                    before = [a for a in other.accesses if a[-1].time < accesses[0].time]
-                    if before and accesses[0].fresh:
-                        found.setdefault(accesses[0].op, []).append((accesses[0], before[-1]))
-        for op, reuses in found.items():
-            if op.operation.parent.name != "scf.for":
-                continue
-            pairs = {}
-            for first, accesses in reuses:
-                for a in accesses:
-                    if a.op.operation.parent == op.operation.parent and a.op.order is not None and (not a.writes or len(accesses) == 1):
-                        pairs[a.op.order.value] = first.iteration - a.iteration
-            numbers = [n for order in sorted(pairs) for n in (order, pairs[order])]
-            if numbers:
-                op.attributes["after"] = ir.DenseI64ArrayAttr.get(numbers)
-
-
-def _share(a, b) -> bool:
-    first, other = column_of(a.kind), column_of(b.kind)
-    return first < other + b.words and other < first + a.words
+    for op, numbers in tmem_tiles.reuses(tiles).items():
+        op.attributes["after"] = ir.DenseI64ArrayAttr.get(numbers)

@@ -29,7 +29,8 @@ class Links:
     def make_pipes(self, at: int) -> tuple[list, int]:
         """Pipelines here, from byte `at` on; and the first free byte behind them."""
         for op in self.links:
-            source = next(role for role in self.roles if any(_signals(o, op.out) for o in _walk(role.body.blocks[0])))
+            source = self._one_role(op, warp_tmem.SignalOp, "signals")
+            self._one_role(op, warp_tmem.AwaitOp, "awaits")
             fills = 1 if warp_tmem.issues_mmas(source) else 4  # one commit, or one lane of each warp of a warpgroup
             self.pipes[op.out] = warp.PipelineOp(
                 stages=_i64(1), offset=_i64(at), tx_bytes=_i64(0), arrivals=_i64(0), out=ir.Type.parse("!warp.pipe"), loc=op.location,
@@ -37,6 +38,13 @@ class Links:
             ).out  # fmt: skip
             at += 8 * op.groups.value
         return list(self.pipes.values()), at
+
+    def _one_role(self, op, kind, does: str):
+        found = [r for r in self.roles if any(isinstance(o, kind) and o.link == op.out for o in _walk(r.body.blocks[0]))]
+        if len(found) != 1:
+            raise op_diagnostic(op, f"is a link that {len(found)} roles know as one that {does}", why="one role signals, another awaits",
+                                fix=f"let one role hold its warp.{does.removesuffix('s')}")  # fmt: skip
+        return found[0]
 
     def place_tiles(self) -> None:
         """Addresses of tiles are known once tensor memory is allocated and the CTA has met."""
@@ -174,10 +182,6 @@ def _elect_before(op):
 
 def _writes_tmem(op) -> bool:
     return isinstance(op, warp_tmem.TmemStoreOp) or (isinstance(op, warp_tmem.TmemMapOp) and space_of(op.target.type) == "tmem")
-
-
-def _signals(op, link) -> bool:
-    return isinstance(op, warp_tmem.SignalOp) and op.link == link
 
 
 def _signals_later(op) -> bool:

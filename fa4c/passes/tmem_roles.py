@@ -11,7 +11,7 @@ from ..ir import tile, warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import column_of, space_of
-from . import handoffs
+from . import handoffs, tmem_tiles
 from .warp_specialize import _RULES, _captured, _clone, _i64, _Kernel, _location_of, _Role, _walk, is_load
 
 LOAD, MMA, COMPUTE = "load", "mma", "compute"
@@ -47,6 +47,7 @@ class TmemKernel(_Kernel):
         super().__init__(kernel, target)
         for op in self.all_ops:
             _check(op)
+        tmem_tiles.check(kernel, target)
         self.links = handoffs.find(kernel, role_of)
         self.regions = {}  # value in tensor memory -> warp.tmem
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..ir import tile
-from ..ir.tile import space_of
+from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
+from ..ir.tile import column_of, space_of
 from ..ir.value_names import name_of
 from .schedule import body_slots
 
@@ -202,3 +204,73 @@ def block_of(kind) -> int:
     """Row blocks of a tile: 128 lanes each."""
     return max(1, kind.shape[0] // 128)
 
+
+def conflict(a, b, target) -> bool:
+    """Whether two tiles may not share columns: contents of both are needed at one time, or an MMA may still read one when another MMA
+    writes the other, where MMAs need not finish in order.
+    """
+    if overlap(a, b):
+        return True
+    return not target.mma.in_order and (_read_late(a, b) or _read_late(b, a))
+
+
+def _read_late(a, b) -> bool:
+    """Whether an MMA may still read `a` when another MMA writes `b`: the last access to a content of `a`, then the first to one of `b`."""
+    for accesses in a.accesses:
+        last = accesses[-1]
+        if isinstance(last.op, tile.MmaOp):
+            following = [other[0] for other in b.accesses if other[0].time > last.time]
+            if following and isinstance(following[0].op, tile.MmaOp):
+                return True
+    return False
+
+
+def share(a: TmemTile, b: TmemTile) -> bool:
+    """Whether two placed tiles have columns in common."""
+    first, other = column_of(a.kind), column_of(b.kind)
+    return first < other + b.words and other < first + a.words
+
+
+def reuses(tiles: list[TmemTile]) -> dict:
+    """For each operation in a loop that writes a tile afresh: who last touched what another tile left in these columns, as in `after`."""
+    found: dict = {}
+    for t in tiles:
+        for other in tiles:
+            if other is t or not share(t, other):
+                continue
+            for accesses in t.accesses:
+                before = [a for a in other.accesses if a[-1].time < accesses[0].time]
+                if before and accesses[0].fresh and accesses[0].op.operation.parent.name == "scf.for":
+                    found.setdefault(accesses[0].op, {}).update(_last_users(accesses[0], before[-1]))
+    return {op: [n for order in sorted(pairs) for n in (order, pairs[order])] for op, pairs in found.items() if pairs}
+
+
+def _last_users(first: Access, accesses: list[Access]) -> dict[int, int]:
+    """order -> iterations before, of those in the same loop that read a content, or wrote it if nobody does."""
+    users = [a for a in accesses if a.op.operation.parent == first.op.operation.parent and getattr(a.op, "order", None) is not None]
+    return {a.op.order.value: first.iteration - a.iteration for a in users if not a.writes or len(accesses) == 1}
+
+
+def check(kernel, target) -> None:
+    """That tiles which share columns are not needed at one time, and that each reuse within a loop is declared as it is."""
+    tiles = find(kernel)
+    for number, a in enumerate(tiles):
+        for b in tiles[:number]:
+            if share(a, b) and conflict(a, b, target):
+                raise op_diagnostic(
+                    a.values[0].owner.opview if not isinstance(a.values[0].owner, ir.Block) else kernel,
+                    f"lies in columns {column_of(a.kind)} to {column_of(a.kind) + a.words - 1} of tensor memory, {b.name} in "
+                    f"{column_of(b.kind)} to {column_of(b.kind) + b.words - 1}",
+                    why="both are needed at one time",
+                    fix="give them columns apart, or leave the choice to tile-alias-tmem",
+                )
+    needed = reuses(tiles)
+    for op in {a.op for t in tiles for accesses in t.accesses for a in accesses}:
+        declared = list(op.after) if getattr(op, "after", None) is not None else []
+        if declared != needed.get(op, []):
+            raise op_diagnostic(
+                op,
+                f"has after = {declared}, but overwrites columns whose last users are {needed.get(op, [])}",
+                why="pairs of an order and a number of iterations before, of the operations that used these columns last",
+                fix="leave it to tile-alias-tmem",
+            )

@@ -337,7 +337,18 @@ def _not_the_default(name: str, spec) -> str:
         return "true" if spec.default == "false" else "false"
     if spec.kind is ir.StringAttr:
         return '"{}"'
-    return {"stage": "1 : i64", "order": "0 : i64", "buffers": "2 : i64", "word": "1008 : i64", "reader": "1 : i64"}[name]
+    return {
+        "stage": "1 : i64",
+        "order": "0 : i64",
+        "after": "array<i64: 0, 1>",
+        "buffers": "2 : i64",
+        "word": "1008 : i64",
+        "reader": "1 : i64",
+        "rows": "32 : i64",
+        "fills": "2 : i64",
+        "groups": "2 : i64",
+        "group": "0 : i64",
+    }[name]
 
 
 def _short(attribute) -> str:
@@ -351,13 +362,13 @@ def _short(attribute) -> str:
 class Table:
     """The edits of one example at one level, and what becomes of each."""
 
-    def __init__(self, example: str, level: str):
-        self.example, self.level = example, level
+    def __init__(self, example: str, level: str, target: str = "sm_90a"):
+        self.example, self.level, self.target = example, level, target
         self.context = new_context()
         path = f"examples/{example}.mlir"
         first, self.rest = LEVELS[level]
         with self.context, ir.Location.unknown():
-            module = parse_module(compile_text((ROOT / path).read_text(), path, emit="tile"), path, self.context)
+            module = parse_module(compile_text((ROOT / path).read_text(), path, emit="tile", target=target), path, self.context)
             if first:
                 run_pipeline(module, first)
             self.text = print_module(module)
@@ -402,7 +413,7 @@ class Table:
             return {"warp text": print_module(module, locations=False)}
         with mock.patch.object(manifest, "resources", lambda cubin: {"kernel_0": KernelResources(0, 0, 0, 0)}):
             sources = cute_source.emit(module)
-            made = manifest.make(module, {name: Binary(".version 8.8", b"", "") for name in sources}, target="sm_90a", direction="fwd")
+            made = manifest.make(module, {name: Binary(".version 8.8", b"", "") for name in sources}, target=self.target, direction="fwd")
         return {"CuTe source": "".join(sources.values()), "manifest": json.dumps(made)}
 
 

@@ -70,6 +70,24 @@ def test_a_reuse_is_declared():
     assert "after" not in tile_level(64)
 
 
+@pytest.mark.parametrize(("edit", "message"), [
+    (lambda t: t.replace("after = array<i64: 1, 1>, ", ""), r"has after = \[\], but overwrites columns whose last users are \[1, 1\]"),
+    (lambda t: t.replace("after = array<i64: 4, 0>", "after = array<i64: 4, 1>"), r"has after = \[4, 1\], but .* \[4, 0\]"),
+    (lambda t: re.sub(r"(256x128xbf16, #tile.tmem<)\d+", r"\g<1>0", t), "lies in columns .*both are needed at one time"),
+    (lambda t: re.sub(r"(256x128xbf16, #tile.tmem<)\d+", r"\g<1>160", t), ""),
+])  # fmt: skip
+def test_a_map_is_checked_against_the_schedule(edit, message):
+    text = tile_level(128)
+    changed = edit(text)
+    assert changed != text
+    if not message:
+        tile_level(pipeline="warp-specialize", text=changed)
+        return
+    with pytest.raises(Diagnostic) as caught:
+        tile_level(pipeline="warp-specialize", text=changed)
+    assert re.search(message, caught.value.text(), re.DOTALL)
+
+
 def test_more_columns_end_all_sharing():
     with targets.override("sm_100a", tmem_columns=1024):
         text = tile_level(128)
