@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from . import expr as expr_module
-from .errors import ManifestError
+from .errors import InputError, ManifestError
 from .layout import bind_sizes, memory_layout, packed_dims, static_dims
 from .torch_types import TORCH
 
@@ -42,11 +42,12 @@ def result_shapes(semantics: dict, sizes: dict[str, int]) -> dict[str, tuple[int
 
 
 def sizes_of(semantics: dict, inputs: dict[str, torch.Tensor]) -> dict[str, int]:
-    """Sizes of all dimensions; b of packed lengths is the number of sequences."""
+    """Sizes of all dimensions; b of packed lengths is the number of sequences. An argument that is never read may be missing."""
     packed = packed_dims(semantics["args"])
     layout = semantics.get("layout", "bshd")
-    specs = [(a["name"], memory_layout(a["axes"], a["dims"], layout, packed), static_dims(a)) for a in semantics["args"]]
-    sizes = bind_sizes(specs, {a["name"]: tuple(inputs[a["name"]].shape) for a in semantics["args"]}, semantics.get("name", "fa4c"))
+    known = [a for a in semantics["args"] if a["name"] in inputs]
+    specs = [(a["name"], memory_layout(a["axes"], a["dims"], layout, packed), static_dims(a)) for a in known]
+    sizes = bind_sizes(specs, {a["name"]: tuple(inputs[a["name"]].shape) for a in known}, semantics.get("name", "fa4c"))
     if packed:
         sizes["b"] = sizes["batch_plus_1"] - 1
     return sizes
@@ -167,6 +168,8 @@ class _Chunk:
 
     def captured(self, name):
         spec = self.o.args[name]
+        if name not in self.o.inputs:
+            raise InputError(f"the input {name!r} is missing", where=self.o.where, why="the program reads it")
         tensor = self.o.part(spec, self.o.inputs[name], self.b)
         if {"hq", "hkv"} & set(spec["axes"]):
             tensor = tensor.index_select(0, self.o.head_index(spec["axes"], self.chunk))
