@@ -124,8 +124,9 @@ ORDERED = {
     "an atomic acquires": ("st.release.gpu.global.u32 [%rd0], 1;", "atom.acquire.gpu.global.and.b32 %r5, [%rd0], 255;", ""),
     "a relaxed update in between": (
         "st.release.gpu.global.u32 [%rd0], 1; red.relaxed.gpu.global.add.u32 [%rd0], 1;", "ld.acquire.gpu.global.u32 %r5, [%rd0];", ""),
-    "another flag read before the fence": (
-        "fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%rd0], 1;", "ld.relaxed.gpu.global.u32 %r5, [%rd0];",
+    "an older flag read before the fence": (
+        "fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%rd0+8], 1; st.global.u32 [%rd1], 8; fence.acq_rel.gpu; "
+        "st.relaxed.gpu.global.u32 [%rd0], 1;", "ld.relaxed.gpu.global.u32 %r5, [%rd0];",
         "ld.relaxed.gpu.global.u32 %r7, [%rd0+8]; fence.acq_rel.gpu;"),
 }  # fmt: skip
 UNORDERED = {
@@ -135,6 +136,8 @@ UNORDERED = {
     "an acquire for the CTA": ("st.release.gpu.global.u32 [%rd0], 1;", "ld.acquire.cta.global.u32 %r5, [%rd0];", ""),
     "a release for the cluster": ("st.release.cluster.global.u32 [%rd0], 1;", "ld.acquire.gpu.global.u32 %r5, [%rd0];", ""),
     "a fence for the CTA": ("fence.acq_rel.cta; st.relaxed.gpu.global.u32 [%rd0], 1;", "ld.acquire.gpu.global.u32 %r5, [%rd0];", ""),
+    "an acquiring fence for the CTA": (
+        "st.release.gpu.global.u32 [%rd0], 1;", "ld.relaxed.gpu.global.u32 %r5, [%rd0];", "fence.acq_rel.cta;"),
     "a plain write between fence and flag": (
         "fence.acq_rel.gpu; st.global.u32 [%rd1], 8; st.relaxed.gpu.global.u32 [%rd0], 1;", "ld.acquire.gpu.global.u32 %r5, [%rd0];", ""),
     "a plain store to the flag": ("st.global.u32 [%rd0], 1;", "ld.acquire.gpu.global.u32 %r5, [%rd0];", ""),
