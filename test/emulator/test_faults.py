@@ -209,6 +209,8 @@ FAULTS = {
     # global memory
     "semaphore: relaxed load": ("semaphore", sub("acquire", "acquire", "relaxed"), "race", "load", {}),
     "semaphore: relaxed reduction": ("semaphore", sub("release", "release", "relaxed"), "race", "load", {}),
+    "semaphore: acquire for the CTA alone": ("semaphore", sub("acquire", "gpu", "cta"), "race", "load", {}),
+    "semaphore: release for the CTA alone": ("semaphore", sub("release", ".gpu", ".cta"), "race", "load", {}),
     "semaphore: dropped barrier before the release": ("semaphore", drop("leave"), "race", "load", {}),
     "semaphore: dropped barrier after the acquire": ("semaphore", drop("enter"), "race", "load", {}),
     "semaphore: missing release": ("semaphore", drop("release"), "deadlock", "acquire", {}),
@@ -335,6 +337,7 @@ tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r5, 256;"""
 # name: (report class that it just avoids, case, edit)
 NEAR_MISSES = {
     "cluster: relaxed barrier after an initialisation fence": ("race", "cluster", sub("carrive", "arrive", "arrive.relaxed")),
+    "semaphore: release for the whole system": ("race", "semaphore", sub("release", ".gpu", ".sys")),
     "semaphore: relaxed load before a fence": (
         "race",
         "semaphore",

@@ -45,7 +45,8 @@ class Atomic:
         vector = next((int(x[1:]) for x in p if x in ("v2", "v4", "v8")), 1)
         self.n = len(self.sources[0].items) if isinstance(self.sources[0], Vec) else 1
         self._check(p, vector)
-        self.size, self.space = TYPE_BYTES[self.t], _space(p)
+        self.size, self.space, self.view = TYPE_BYTES[self.t], _space(p), np.dtype(reductions.VIEW[self.t])
+        self.shift = self.size.bit_length() - 1
         self.release, self.acquire, self.scope = bool({"release", "acq_rel"} & set(p)), bool({"acquire", "acq_rel"} & set(p)), scope_of(p)
         self.functions = {g: reductions.function(self.op, self.t, g) for g in (False, True)}
         if self.op not in ("exch", "cas") and self.functions[True] is None:
@@ -87,7 +88,8 @@ def op_atom(ins, program):
 
     def run(F, m):
         memory, idx = resolve(F, m, a.line, a.space, F.address(a.mem), 0, a.size * a.n, True)
-        if np.bitwise_or.reduce(idx) & (a.size * a.n - 1):
+        total = a.size * a.n
+        if np.bitwise_or.reduce(idx) & (total - 1):
             raise EmulatorError(
                 f"misaligned atomic on {memory.name}", line=a.line, why=f"{a.size * a.n} bytes must be aligned to {a.size * a.n}"
             )
@@ -99,10 +101,12 @@ def op_atom(ins, program):
             return False
         own = _own_numbers(F, m)
         if memory.shadow is not None:
-            part, total, updates = m if not m.all() else None, a.size * a.n, a.op != "exch"
+            part, updates = m if not m.all() else None, a.op != "exch"
             F.H.generic(F, part, memory.shadow, idx // total, total, True, a.line, a.scope, reads=updates, own=own)
-        array = memory.views[a.size].view(np.dtype(reductions.VIEW[a.t]))
-        old = [_apply(F, a, array, idx // a.size + k, lanes, values[k], not shared) for k in range(a.n)]
+        array = memory.views[a.size].view(a.view)
+        at = idx >> a.shift
+        rounds = _rounds(at, lanes)
+        old = [_apply(F, a, array, at + k if k else at, rounds, values[k], not shared) for k in range(a.n)]
         if a.op != "cas" or (old[0].view(f"u{a.size}") == values[0])[lanes].any():
             F.launch.effects += 1
         _order(F, mask_int(m), memory, idx, a.scope, a.release, a.acquire, rmw=True, own=own)
@@ -116,12 +120,12 @@ def op_atom(ins, program):
     return run
 
 
-def _apply(F, a, array, at, lanes, values, in_global):
+def _apply(F, a, array, at, rounds, values, in_global):
     """One element of each lane: `array[at[lane]]` changes, lower lanes first. Returns what was there."""
     old, v = np.zeros(32, array.dtype), values.view(array.dtype)
     second = F.get(a.sources[1], a.size).view(array.dtype) if a.op == "cas" else None
     fn = a.functions[in_global]
-    for group in _rounds(at, lanes):
+    for group in rounds:
         before = array[at[group]]
         if a.op == "cas":
             same = before.view(f"u{a.size}") == v[group].view(f"u{a.size}")
@@ -135,11 +139,15 @@ def _apply(F, a, array, at, lanes, values, in_global):
 
 def _rounds(at, lanes):
     """Lanes in groups without a common address; a lane comes after the lower ones that share its address."""
-    rest = lanes
+    places = at[lanes]
+    if (places[1:] > places[:-1]).all():
+        return [lanes if lanes.size < 32 else slice(None)]
+    rest, groups = lanes, []
     while rest.size:
         _, first = np.unique(at[rest], return_index=True)
-        yield rest[np.sort(first)]
+        groups.append(rest[np.sort(first)])
         rest = np.delete(rest, first)
+    return groups
 
 
 def _spins(F, a, memory, idx, lanes, expected):

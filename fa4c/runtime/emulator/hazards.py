@@ -278,10 +278,11 @@ class Hazards:
         rv = shadow.rv[size]
         for n in (*self.recs[k].before, k):
             old = self.recs[n]
-            if n in rec.before or self._in_order(old, rec, clock, shadow, rows, size):
+            if old.strong and self._morally_strong(old, rec):  # whether they share a cell can wait until somebody else asks
+                if n not in rec.before and not self._known(old, clock):
+                    rec.before = (*rec.before, n)[-MOST_BEFORE:]
+            elif self._in_order(old, rec, clock, shadow, rows, size):
                 continue
-            if self._morally_strong(old, rec):
-                rec.before = (*rec.before, n)[-MOST_BEFORE:]
             elif not (rec.write and self._ordered_by_reader(rec, clock, shadow, rows, size, rv, hit)):
                 self._race(rec, old, shadow, rows, size, hit)
 
@@ -320,7 +321,7 @@ class Hazards:
     def _known(old, clock):
         """True if a whole earlier access is ordered before a clock's owner."""
         if old.asy is not None:
-            return old.rows is None and bool(clock.knows(2 * old.asy.id))
+            return old.rows is None and bool(clock.knows(2 * old.asy.id + (1 if old.write else 0)))
         behind = old.ep > clock.seen(old.warp.cluster.index, old.warp.lane_slice, False)
         return not (behind if old.marr is None else behind & old.marr).any()
 
