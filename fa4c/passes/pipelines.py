@@ -37,10 +37,19 @@ SM90A_BACKWARD = {
     "warp": "warp-insert-barriers,warp-check",
 }
 
+# dQ in a kernel of its own: no CTA adds to what another one writes, so there is no order to keep. Gradients of tensors that all CTAs share
+# are still added in any order.
+SM90A_BACKWARD_DETERMINISTIC = {
+    **SM90A_BACKWARD,
+    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=false},attn-outline-kernels,"
+            "attn-transpose-recompute,attn-simplify-mask",
+    "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
+}
+
 PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD, ("sm_100a", "fwd"): SM100A_FORWARD}
 
 # Where sums of several CTAs have a fixed order. A target and direction that is not here has no such sum.
-DETERMINISTIC: dict[tuple[str, str], dict[str, str]] = {}
+DETERMINISTIC = {("sm_90a", "bwd"): SM90A_BACKWARD_DETERMINISTIC}
 
 
 def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "warp", deterministic: bool = False) -> str:

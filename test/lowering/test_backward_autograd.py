@@ -13,7 +13,6 @@ from fa4c.runtime import cache, check
 D = 64
 
 
-
 @pytest.fixture(autouse=True)
 def kept(monkeypatch, tmp_path_factory):
     """Kernels are built once for all tests."""

@@ -51,3 +51,17 @@ def test_a_forward_compiled_as_bwd_with_passes_of_ones_own_names_no_forward():
     pipeline = "attn-simplify-mask,attn-fold-scale,attn-to-tile,tile-pipeline,warp-specialize,cse,warp-insert-barriers,warp-check"
     made = compiled.loaded("causal.mlir", direction="bwd", pipeline=pipeline, **OPTIONS)
     assert "forward" not in made.manifest and made.forward_semantics is None
+
+
+def test_deterministic_kernels_add_to_nothing_that_others_write():
+    plain, fixed = (compiled.loaded("causal.mlir", direction="bwd", deterministic=d, **OPTIONS) for d in (False, True))
+    assert plain.digest != fixed.digest
+    adding = [line for name, data in fixed.members.items() if name.endswith(".ptx") for line in data.decode().splitlines() if adds(line)]
+    assert adding == []
+    assert adds("red.relaxed.gpu.global.add.f32 [%rd1], %f2;")
+    assert any(adds(line) for name, data in plain.members.items() if name.endswith(".ptx") for line in data.decode().splitlines())
+
+
+def adds(line: str) -> bool:
+    """Adds floats to global memory; a queue's counter of tiles is an integer."""
+    return "cp.reduce" in line or (line.lstrip().startswith(("red.", "atom.", "@")) and ".add" in line and ".f32" in line)
