@@ -1,6 +1,7 @@
 """Speed of an artifact on the core sizes: median GPU time of one call, L2 flushed before each, on a warm chip.
 
-FLOPs are 4 d for each visible (query, key) pair and head, or 2 (d + dv) where they differ; pairs are counted from the variant's own mask.
+FLOPs are 4 d for each visible (query, key) pair and head, or 2 (d + dv) where they differ, and 2.5 times that backward, 2 (3 d + 2 dv);
+pairs are counted from the variant's own mask. An artifact of both directions is measured backward.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 
+import backward
 import torch
 from cases import Case, inputs_of
 
@@ -55,23 +57,41 @@ def visible_pairs(semantics: dict, inputs: dict) -> int:
 
 def measure(artifact, case: Case) -> dict:
     """{"ms", "tflops", "ok", "ratio"}: one random (batch, KV head) group is compared with float64 first."""
+    if artifact.direction != "fwd":
+        return measure_backward(artifact, case)
     inputs = inputs_of(case, artifact.semantics)
-    if not any(a["axes"] for a in artifact.semantics["args"][3:]):  # masks without captures of b or h are the same everywhere
-        pairs = visible_pairs(artifact.semantics, group(inputs, 0, 0, 1)) * case.b * case.hq
-    else:
-        pairs = visible_pairs(artifact.semantics, inputs)
+    pairs = pairs_of(artifact.semantics, inputs, case)
     d, dv = artifact.manifest["head_dims"]["d"], artifact.manifest["head_dims"]["dv"]
     wanted = [t.name for t in artifact.program.outputs if not t.optional]
     buffers = execute.execute(artifact, inputs, backend="cuda", want=wanted)
     ok, ratio = compare_group(artifact, case, inputs, buffers)
+    return timed(artifact, inputs, buffers, wanted, 2 * (d + dv) * pairs) | dict(ok=ok, ratio=ratio)
 
+
+def measure_backward(artifact, case: Case) -> dict:
+    problem = backward.Problem(artifact, case)
+    pairs = pairs_of(problem.forward, problem.given, case)
+    d, dv = artifact.manifest["head_dims"]["d"], artifact.manifest["head_dims"]["dv"]
+    found = problem.run()
+    ok, ratio = compare_gradients(problem, case, found)
+    return timed(problem.backward, problem.inputs, found, list(found), 2 * (3 * d + 2 * dv) * pairs) | dict(ok=ok, ratio=ratio)
+
+
+def pairs_of(semantics: dict, inputs: dict, case: Case) -> int:
+    """Masks without captures of b or h are the same everywhere."""
+    if any(a["axes"] for a in semantics["args"][3:]):
+        return visible_pairs(semantics, inputs)
+    return visible_pairs(semantics, group(inputs, 0, 0, 1)) * case.b * case.hq
+
+
+def timed(artifact, inputs, buffers, wanted, flops) -> dict:
     def call():
         execute.execute(artifact, inputs, backend="cuda", outputs=buffers, want=wanted)
 
     reps = int(min(30, max(5, 60 / time_gpu(call, 3))))
     heat(0.3)
     ms = statistics.median(time_gpu(call, reps) for _ in range(3))
-    return dict(ms=round(ms, 4), tflops=round(2 * (d + dv) * pairs / ms / 1e9, 1), ok=ok, ratio=ratio)
+    return dict(ms=round(ms, 4), tflops=round(flops / ms / 1e9, 1))
 
 
 def group(inputs: dict, b: int, hkv: int, heads: int) -> dict:
@@ -88,6 +108,18 @@ def compare_group(artifact, case: Case, inputs, outputs) -> tuple[bool | None, f
     heads, b, hkv = case.hq // case.hkv, case.b - 1, case.hkv - 1
     mine = {n: t[b : b + 1, :, hkv * heads : (hkv + 1) * heads] for n, t in outputs.items() if t.dim() == 4}
     rows = check.check(artifact.semantics, group(inputs, b, hkv, heads), mine)
+    return all(r.ok for r in rows), round(max(r.ratio for r in rows), 4)
+
+
+def compare_gradients(problem, case: Case, found: dict) -> tuple[bool | None, float | None]:
+    """The same of dQ, dK and dV; gradients of captured tensors are sums over all groups and are not compared here."""
+    if any(a["axes"] for a in problem.forward["args"][3:]):
+        return None, None
+    heads, b, hkv = case.hq // case.hkv, case.b - 1, case.hkv - 1
+    do = next(iter(problem.arriving.values()))
+    mine = group({"q": found["dq"], "k": found["dk"], "v": found["dv"]}, b, hkv, heads)
+    given = {"o": do[b : b + 1, :, hkv * heads : (hkv + 1) * heads]}
+    rows = check.check_gradients(problem.forward, group(problem.given, b, hkv, heads), given, mine)
     return all(r.ok for r in rows), round(max(r.ratio for r in rows), 4)
 
 

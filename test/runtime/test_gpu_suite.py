@@ -209,3 +209,18 @@ def test_the_suites_checks_run_on_the_cpu(suite, monkeypatch):
     assert "1 of 4 runs differ" in backward.bitwise(a)
     monkeypatch.setattr(backward, "adds_in_any_order", lambda a: True)
     assert "shows nothing" in backward.bitwise(a)
+
+
+def test_a_measured_group_of_gradients_is_compared(suite, monkeypatch):
+    import backward
+    import cases
+    import timing
+
+    case = cases.Case("x", 2, 6, 3, 40, 40)
+    problem = backward.Problem(artifact.build(*both_manifest()), case)
+    found = problem.run()
+    ok, ratio = timing.compare_gradients(problem, case, found)
+    assert ok and 0 < ratio < 1
+    found["dk"][1, 3, 2] += 1  # in the group that is looked at
+    assert timing.compare_gradients(problem, case, found)[0] is False
+    assert timing.pairs_of(problem.forward, problem.given, case) == 2 * 6 * 40 * 41 // 2
