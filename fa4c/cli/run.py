@@ -217,7 +217,7 @@ def _execute(args, artifact, semantics, inputs):
     from ..runtime import emulated
 
     wanted = execute.wanted_outputs(artifact, None, None)
-    return backend, emulated.run(artifact, inputs, wanted, schedule=args.schedule or "random", seed=args.schedule_seed or 0)
+    return backend, emulated.run(artifact, inputs, wanted, schedule=args.schedule or "random", schedule_seed=args.schedule_seed or 0)
 
 
 def _offer_the_compiler() -> None:

@@ -75,8 +75,51 @@ class _Program:
             "tile.program_id": lambda step, operands: [np.int64(number) for number in place],
             "tile.walk": lambda step, operands: [place[0], grid_x],
         }
+        ctas = kernel.op.cluster.value if kernel.op.operation.name == "tile.kernel" else 1
+        if ctas > 1:
+            if grid_x % ctas:
+                raise op_diagnostic(kernel.op, f"runs {grid_x} CTAs in clusters of {ctas}", why="the grid's x is a multiple of that")
+            special["tile.load"] = self._shares(kernel, place, ctas, arguments)
         for _ in Machine(kernel, store, special=special, in_schedule_order=self._mode == "storage").run(arguments):
             pass
+
+    def _shares(self, kernel: Kernel, place: tuple, ctas: int, arguments: list):
+        """The rule of loads in a cluster: of a shared one, each CTA's rows are what that CTA asked for in its own load of that number."""
+        first = place[0] // ctas * ctas
+        asked = [self._asked(kernel, (first + rank, *place[1:]), arguments) for rank in range(ctas)]
+        if len({len(loads) for loads in asked}) > 1:
+            raise op_diagnostic(kernel.op, f"makes {', '.join(str(len(loads)) for loads in asked)} shared loads in the CTAs of a cluster",
+                                why="they load the same tiles in the same order, and wait for each other", fix="remove shared")
+        count = iter(range(len(asked[0])))
+
+        def load(step, operands):
+            if not step.op.shared.value:
+                return step.compute(operands, {})
+            number = next(count)
+            return [np.concatenate([np.split(loads[number], ctas)[rank] for rank, loads in enumerate(asked)])]
+
+        return load
+
+    def _asked(self, kernel: Kernel, place: tuple, arguments: list) -> list:
+        """What a CTA would load by its shared loads, in order. Nothing that it computes matters, nor does what it stores."""
+        loads = []
+
+        def load(step, operands):
+            results = step.compute(operands, {})
+            if step.op.shared.value:
+                loads.append(results[0])
+            return results
+
+        special = {
+            "tile.program_id": lambda step, operands: [np.int64(number) for number in place],
+            "tile.load": load,
+            "tile.store": lambda step, operands: [],
+            "tile.global_add": lambda step, operands: [],
+        }
+        store = MODES[self._mode](kernel, self._dtype)
+        for _ in Machine(kernel, store, special=special, in_schedule_order=self._mode == "storage").run(arguments):
+            pass
+        return loads
 
     def _kernel(self, launch) -> Kernel:
         name = launch.kernel.value

@@ -259,12 +259,18 @@ class LaunchOp(Operation, name="launch"):
 
 
 class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsolatedFromAboveTrait]):
-    """The program of one CTA. Region arguments: the tensors, then the scalars, of the launch."""
+    """The program of one CTA. Region arguments: the tensors, then the scalars, of the launch.
+
+    CTAs whose numbers differ only in `program_id` x modulo `cluster` run together; the grid's x is a multiple of it.
+    """
 
     sym_name: ir.StringAttr
+    cluster: Any = optional(ir.IntegerAttr, "1 : i64")
     body: ext.Region
 
     def verify_op(self) -> bool:
+        if self.cluster.value not in (1, 2, 4, 8):
+            return op_error(self, f"has cluster = {self.cluster.value}", why="1, 2, 4 or 8 CTAs run together (PTX ISA: portable sizes)")
         if not len(self.body.blocks[0].operations):
             return op_error(self, "has an empty body", why="a kernel that does nothing writes none of its outputs")
         return no_stray_attributes(self.body) and _schedules_stand_in_loops(self.body)
@@ -304,7 +310,8 @@ class LoadOp(Scheduled, name="load"):
     `dims` says which two dimensions of the source the tile's rows and columns run along; the others have extent 1. With one dimension,
     the last one, the tile is a row of column values: 1 x columns, f32, which maps spread over their rows.
     In a loop the tile lives in one of `buffers` rotating copies. `l2` asks the L2 cache to give these bytes up first ("evict_first") or
-    last ("evict_last").
+    last ("evict_last"). With `shared` each CTA of the cluster reads its share of the rows, for all of them: they load the same
+    tiles in the same order.
     """
 
     source: ext.Operand[Any]
@@ -312,6 +319,7 @@ class LoadOp(Scheduled, name="load"):
     dims: ir.DenseI64ArrayAttr
     buffers: Any = optional(ir.IntegerAttr, "1 : i64")
     l2: Any = optional(ir.StringAttr)
+    shared: Any = optional(ir.BoolAttr, "false")
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -321,6 +329,7 @@ class LoadOp(Scheduled, name="load"):
             and (self._check_row() if self._is_row() else _check_box(self, self.source.type, self.out.type))
             and (self.buffers.value >= 1 or op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}"))
             and is_l2_priority(self)
+            and _has_shares(self)
         )
 
 
@@ -672,6 +681,22 @@ def is_l2_priority(op) -> bool:
     """`op.l2` is absent or a priority that a copy can ask for (PTX ISA, createpolicy)."""
     return op.l2 is None or op.l2.value in L2_PRIORITIES or op_error(
         op, f"has l2 = {op.l2}", why=f"known are {', '.join(L2_PRIORITIES)}", fix="leave it out for the cache's own order"
+    )
+
+
+def _has_shares(op) -> bool:
+    """The shares of a shared load are whole swizzle atoms of 8 rows."""
+    if not op.shared.value:
+        return True
+    operation = op.operation.parent
+    while operation is not None and operation.name != "tile.kernel":
+        operation = operation.parent
+    ctas = operation.opview.cluster.value if operation is not None else 2
+    if ctas == 1:
+        return op_error(op, "is shared, but no CTAs run together", fix="give its tile.kernel a cluster, or remove shared")
+    rows = op.out.type.shape[0]
+    return (op.out.type.rank == 2 and rows > 1 and rows % (8 * ctas) == 0) or op_error(
+        op, f"shares {op.out.type} among {ctas} CTAs", why="each reads a multiple of 8 rows", fix="remove shared"
     )
 
 

@@ -41,11 +41,12 @@ Operation = make_operation_base(Warp)
 
 
 class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsolatedFromAboveTrait]):
-    """One CTA: `threads` threads and `smem_bytes` of dynamic shared memory. Arguments as in `tile.kernel`."""
+    """One CTA: `threads` threads and `smem_bytes` of dynamic shared memory. Arguments and `cluster` as in `tile.kernel`."""
 
     sym_name: ir.StringAttr
     threads: ir.IntegerAttr
     smem_bytes: ir.IntegerAttr
+    cluster: Any = optional(ir.IntegerAttr, "1 : i64")
     body: ext.Region
 
     def verify_op(self) -> bool:
@@ -139,7 +140,8 @@ class PipelineOp(Operation, name="pipeline"):
     """`stages` full mbarriers from byte `offset` on, then, if `arrivals` is not 0, as many empty ones that take `arrivals` arrivals each.
 
     A full barrier completes when `tx_bytes` have arrived; with 0, when `fills` threads (or MMAs' commits) have. With `groups` there are
-    so many times the barriers: each compute warpgroup has a ring of its own.
+    so many times the barriers: each compute warpgroup has a ring of its own. With `ctas` above 1
+    the slots of all CTAs of the cluster are filled together, and a release arrives on the empty barriers of all of them.
     """
 
     stages: ir.IntegerAttr
@@ -148,6 +150,7 @@ class PipelineOp(Operation, name="pipeline"):
     arrivals: ir.IntegerAttr
     fills: Any = optional(ir.IntegerAttr, "1 : i64")
     groups: Any = optional(ir.IntegerAttr, "1 : i64")
+    ctas: Any = optional(ir.IntegerAttr, "1 : i64")
     out: ext.Result[PipeType]
 
     def verify_op(self) -> bool:
@@ -167,12 +170,16 @@ class PipelineOp(Operation, name="pipeline"):
 
 
 class InitBarriersOp(Operation, name="init_barriers"):
-    """One thread initialises all mbarriers of `pipes`; the whole CTA waits for it."""
+    """One thread initialises all mbarriers of `pipes`; the whole CTA, or cluster, waits for it."""
 
     pipes: Sequence[ext.Operand[Any]]
 
     def verify_op(self) -> bool:
         return all(_made_by(self, f"pipe {n}", pipe, PipelineOp) for n, pipe in enumerate(self.pipes))
+
+
+class ClusterSyncOp(Operation, name="cluster_sync"):
+    """All threads of the cluster wait for each other."""
 
 
 class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
@@ -362,7 +369,7 @@ class FenceAsyncOp(Operation, name="fence_async"):
 class TmaLoadOp(Operation, name="tma_load"):
     """buffer[slot] = box of `map`'s tensor at `coords` (memory order), by one thread; completes on the slot's full barrier.
 
-    `state` is absent until `warp-insert-barriers` has run. `l2` as in `tile.load`.
+    `state` is absent until `warp-insert-barriers` has run. `l2` and `shared` as in `tile.load`.
     """
 
     map: ext.Operand[Any]
@@ -370,6 +377,7 @@ class TmaLoadOp(Operation, name="tma_load"):
     state: ext.Operand[Any] | None
     coords: Sequence[ext.Operand[Any]]
     l2: Any = optional(ir.StringAttr)
+    shared: Any = optional(ir.BoolAttr, "false")
 
     def verify_op(self) -> bool:
         return _moves_boxes(self) and is_l2_priority(self) and (self.state is None or _made_by(self, "state", self.state, StateOp))

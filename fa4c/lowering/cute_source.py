@@ -24,8 +24,8 @@ from .source_text import Lines, Names, comment
 from .thread_layout import LAYOUTS
 
 _RESERVED = (
-    "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t row0 col0 r g c kk lane OperandMajorMode "
-    "BFloat16 Float16 Float32 Int8 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
+    "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t cta_rank row0 col0 r g c kk lane OperandMajorMode "
+    "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
     "truncated_div row col add_to_global warp_rows_sum load_pair store_pair exchange_if "
     "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row"
 ).split()
@@ -76,6 +76,8 @@ class _Kernel(TileRules, TmemRules):
         top("tid, _, _ = cute.arch.thread_idx()")
         top("warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())")
         top("base = cute.arch.get_dyn_smem(Int8, alignment=1024)")
+        if self.kernel.cluster.value > 1:
+            top("cta_rank = cute.arch.block_idx_in_cluster()")
         for argument in self.kernel.body.blocks[0].arguments:
             self.values[argument] = self.parameter_name.get(("scalar", argument), "")
 
@@ -197,7 +199,17 @@ class _Kernel(TileRules, TmemRules):
                         if made.arrivals.value:
                             self.top(f"cute.arch.mbarrier_init({self.values[pipe, 'empty']} + {s}, {made.arrivals.value})")
             self.top("cute.arch.mbarrier_init_fence()")
-        self.top("cute.arch.sync_threads()")
+        if self.kernel.cluster.value > 1:
+            self._cluster_sync()
+        else:
+            self.top("cute.arch.sync_threads()")
+
+    def cluster_sync(self, op) -> None:
+        self._cluster_sync()
+
+    def _cluster_sync(self) -> None:
+        self.top("cute.arch.cluster_arrive(aligned=False)")
+        self.top("cute.arch.cluster_wait()")
 
     def role_op(self, op) -> None:
         first, count = list(op.warps)[0], len(list(op.warps))
@@ -323,7 +335,12 @@ class _Kernel(TileRules, TmemRules):
 
     def release(self, op) -> None:
         with self.top.block("if prims.elect_sync():"):
-            self.top(f"cute.arch.mbarrier_arrive({self._empty(op.state)})")
+            ctas = self._pipe(op.state).owner.opview.ctas.value
+            if ctas == 1:
+                self.top(f"cute.arch.mbarrier_arrive({self._empty(op.state)})")
+                return
+            with self.unrolled("peer", ctas) as peer:
+                self.top(f"cute.arch.mbarrier_arrive({self._empty(op.state)}, {peer})")
 
     def advance(self, op) -> None:
         stages = self._pipe(op.state).owner.opview.stages.value
@@ -385,6 +402,7 @@ _RULES = {
     warp.BufferOp: _Kernel.buffer,
     warp.PipelineOp: _Kernel.pipeline,
     warp.InitBarriersOp: _Kernel.init_barriers,
+    warp.ClusterSyncOp: _Kernel.cluster_sync,
     warp.RoleOp: _Kernel.role_op,
     warp.StateOp: _Kernel.state,
     warp.AcquireOp: _Kernel.acquire,

@@ -23,16 +23,19 @@ class TileRules:
         span = made.swizzle.value * 8 // warp.bits_of(buffer.type.element_type) or columns
         return span, columns // span, rows, stages
 
-    def _coords(self, coords, slab_offset: str, row=None) -> str:
-        """Innermost first; the innermost moves with the slab, `row` with the warpgroup."""
+    def _coords(self, coords, slab_offset: str, row=None, row_offset: str = "") -> str:
+        """Innermost first; the innermost moves with the slab, `row` with the warpgroup or what `row_offset` says."""
         texts = [self.operand(c) for c in coords]
         if row is not None:
-            texts[row] = f"{texts[row]} + wg * {self.layout.rows}"
+            texts[row] = f"{texts[row]} + {row_offset or f'wg * {self.layout.rows}'}"
         texts[-1] = slab_offset if texts[-1] == "0" else f"{texts[-1]} + {slab_offset}"
         return ", ".join(reversed(texts))
 
     def tma_load(self, op) -> None:
         span, slabs, rows, _ = self._slab(op.buffer)
+        if op.shared.value:
+            self._shared_load(op)
+            return
         self._check_box(op, [rows, span])
         self.top(comment(op))
         slot = self.operand(op.state)
@@ -42,6 +45,24 @@ class TileRules:
             self.top(
                 f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {self._stage(op.buffer)} + {slab} * {rows * span}, "
                 f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full}{hint})"
+            )
+
+    def _shared_load(self, op) -> None:
+        """This CTA's share of the rows, into the same place of all CTAs of the cluster, and onto the same barrier of each."""
+        ctas = self.kernel.cluster.value
+        span, slabs, rows, _ = self._slab(op.buffer)
+        share = rows // ctas
+        self._check_box(op, [share, span])
+        self.top(comment(op))
+        slot = self.operand(op.state)
+        hint = f", l2_cache_hint={self._l2_policy(op.l2.value)}" if op.l2 is not None else ""
+        row = next(axis for axis, size in enumerate(op.map.owner.opview.box) if size == share)
+        with self.unrolled("slab", slabs) as slab:
+            target = f"{self.operand(op.buffer)} + {slot} * {self._stage(op.buffer)} + {slab} * {rows * span} + cta_rank * {share * span}"
+            coords = self._coords(op.coords, f"{slab} * {span}", row, f"cta_rank * {share}")
+            self.top(
+                f"prims.cp_async_bulk_tensor_shared_cluster_global({target}, {self.operand(op.map)}.get_ptr(), ({coords}), "
+                f"{self.operand(self._pipe(op.state))} + {slot}, [], multicast_mask=Int16({(1 << ctas) - 1}){hint})"
             )
 
     def _stage(self, buffer) -> int:

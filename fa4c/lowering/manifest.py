@@ -86,7 +86,7 @@ def _kernel(launch, binary, stem: str) -> dict:
         "cubin": f"{stem}.cubin",
         "block": [launch.kernel.threads.value, 1, 1],
         "smem_bytes": launch.kernel.smem_bytes.value,
-        "cluster": [1, 1, 1],
+        "cluster": [launch.kernel.cluster.value, 1, 1],
         "pdl": False,
         "grid": [index_expression(v, launch.host) for v in launch.op.grid],
         "registers": used.registers,

@@ -255,9 +255,10 @@ def host_source(kernel, parameters: list[Parameter]) -> str:
             f"stride_order={tuple(range(rank))[::-1]})"
         )
     out(f'{name}.set_name_prefix("{name}", keep_mangled_name=False, remove_cutlass_symbol=True)')
+    cluster = f"cluster=({kernel.cluster.value}, 1, 1), " if kernel.cluster.value > 1 else ""
     out(f"{name}({', '.join(p.name for p in parameters)}).launch(")
     out(
-        f"    grid=(grid_x, grid_y, grid_z), block=({kernel.threads.value}, 1, 1), smem={kernel.smem_bytes.value}, stream=stream, min_blocks_per_mp=1)"
+        f"    grid=(grid_x, grid_y, grid_z), block=({kernel.threads.value}, 1, 1), {cluster}smem={kernel.smem_bytes.value}, stream=stream, min_blocks_per_mp=1)"
     )
     out.indent = 0
     out()

@@ -9,7 +9,7 @@ IMPORTS = [
     "import cutlass",
     "import cutlass.cute as cute",
     "import cutlass.experimental.cuda as cuda",
-    "from cutlass import BFloat16, Boolean, Float16, Float32, Int8, Int32, Int64, range_constexpr, select_",
+    "from cutlass import BFloat16, Boolean, Float16, Float32, Int8, Int16, Int32, Int64, range_constexpr, select_",
     "from cutlass.cute.nvgpu import OperandMajorMode, warpgroup",
     "from cutlass.experimental import primitives as prims",
 ]

@@ -12,7 +12,7 @@ PARTS = ("attn", "attn to tile", "tile", "tile to warp", "warp")
 SM90A_FORWARD = {
     "attn": "attn-simplify-mask,attn-fold-scale",
     "attn to tile": "attn-to-tile",
-    "tile": "tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-l2-hints,tile-lpt-grid,tile-persistent",
+    "tile": "tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-l2-hints,tile-multicast,tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-ping-pong,warp-insert-barriers,warp-check",
 }

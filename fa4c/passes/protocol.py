@@ -350,6 +350,13 @@ class _Machine(TmemRules):
             raise op_diagnostic(op, "has no pipe", why="nobody learns when its bytes have come", fix="run warp-insert-barriers")
         place = agent.places[op.state]
         slot = self.slot(place)
+        if op.shared.value != (place.pipe.owner.opview.ctas.value > 1):
+            raise op_diagnostic(
+                op,
+                f"is {'shared' if op.shared.value else 'not shared'}, but its pipeline counts on {place.pipe.owner.opview.ctas.value} CTAs",
+                why="a slot is filled by all CTAs of the cluster, each a share, or by its own alone",
+                fix="make shared and the pipeline's ctas agree",
+            )
         if slot.readers:
             raise op_diagnostic(
                 op,
@@ -434,6 +441,9 @@ class _Machine(TmemRules):
         """By a commit: once all MMAs before it are done."""
         if not place.waited or place.released:
             raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
+        if place.pipe.owner.opview.ctas.value > 1:
+            raise op_diagnostic(op, "releases a slot of several CTAs", why="a commit arrives on the barriers of its own CTA only",
+                                fix="leave out tile-multicast")
         self._arrive_empty(agent, op, place, arrivals)
 
     def _arrive_empty(self, agent, op, place, arrivals: int) -> None:
@@ -441,7 +451,7 @@ class _Machine(TmemRules):
         self.tell(agent, slot.empty_clock)
         place.released = True
         slot.readers.discard(agent)
-        slot.arrivals += arrivals
+        slot.arrivals += arrivals * place.pipe.owner.opview.ctas.value  # the other CTAs do what this one does
         if slot.arrivals == self._arrivals(place):
             slot.arrivals, slot.emptied = 0, slot.emptied + 1
         elif slot.arrivals > self._arrivals(place):

@@ -41,6 +41,8 @@ def tile_persistent(module: ir.Module, *, blocks: int = 64) -> None:
         if list(loop.operation.operands)[0].owner == place.operation:
             continue  # it walks through tiles already
         alike = not any(_depends_on(bound, place) for inner in loops for bound in list(inner.operation.operands)[:3])
+        if not alike and kernel.cluster.value > 1:
+            continue  # CTAs of a cluster work on neighbouring tiles, and a queue gives out any
         _walk_tiles(kernel, place, alike)
         _launch_few(launch, kernel, loop, blocks, None if alike else _add_queue(launch))
 
@@ -127,7 +129,7 @@ def _launch_few(launch, kernel, loop, blocks: int, queue) -> None:
     with ir.InsertionPoint(launch), launch.location:
         tiles = arith.muli(arith.muli(size_x, size_y), size_z)
         sms = tile.DeviceOp(prop=ir.StringAttr.get("num_sms"), out=index).out
-        few = arith.minsi(tiles, sms)
+        few = arith.minsi(tiles, sms if kernel.cluster.value == 1 else _whole_clusters(sms, kernel.cluster.value))
         length = _longest_trip(launch, kernel, loop)
         short = arith.cmpi(arith.CmpIPredicate.sle, length, arith.constant(index, blocks))
         ctas = arith.select(short, few, tiles)
@@ -136,6 +138,12 @@ def _launch_few(launch, kernel, loop, blocks: int, queue) -> None:
         scalars = [*launch.scalars, tiles, ctas, size_x, size_y]
         tile.LaunchOp(kernel=launch.kernel, grid=[ctas, one, one], tensors=tensors, scalars=scalars)
     launch.operation.erase()
+
+
+def _whole_clusters(sms, ctas: int):
+    """The next multiple down, one cluster at least."""
+    count = arith.constant(ir.IndexType.get(), ctas)
+    return arith.maxsi(arith.muli(arith.floordivsi(sms, count), count), count)
 
 
 def _longest_trip(launch, kernel, loop):

@@ -333,6 +333,16 @@ class _Static:
                     )
 
     def _pipeline(self, pipe) -> None:
+        if pipe.ctas.value not in (1, self.kernel.cluster.value):
+            what = f"is filled by {pipe.ctas.value} CTAs of {self.kernel.cluster.value}"
+            raise op_diagnostic(pipe, what, why="one CTA fills a slot, or all of the cluster do")
+        if pipe.ctas.value > 1 and not isinstance(self.operations[-1], warp.ClusterSyncOp):
+            raise op_diagnostic(
+                self.kernel,
+                "may end while others of its cluster still write to its shared memory",
+                why="they load tiles for it, and arrive on its barriers",
+                fix="end it with warp.cluster_sync",
+            )
         initialised = {value for op in self._of(warp.InitBarriersOp) for value in op.pipes}
         if pipe.out not in initialised:
             raise op_diagnostic(pipe, "is not initialised", why="its mbarriers hold garbage", fix="name it in warp.init_barriers")

@@ -50,6 +50,7 @@ class _Ring:
     buffer: object
     level: int
     pipe: object = None
+    ctas: int = 1  # that fill it together
 
     @property
     def reused(self) -> bool:
@@ -109,7 +110,7 @@ class _Kernel:
                             "fills a buffer that another load fills in another loop",
                             why="the slots of a buffer are filled one by one, in one loop",
                         )
-                    rings[op.buffer] = _Ring(op.buffer, level)
+                    rings[op.buffer] = _Ring(op.buffer, level, ctas=self.kernel.cluster.value if op.shared.value else 1)
         return rings
 
     def _make_pipelines(self, rings, readers, walks) -> None:
@@ -123,7 +124,8 @@ class _Kernel:
                     raise op_diagnostic(ring.buffer.owner.opview, "is loaded but never read", fix="remove the load")
                 stages, rows, columns = ring.buffer.type.shape
                 tx_bytes = rows * columns * warp.bits_of(ring.buffer.type.element_type) // 8
-                ring.pipe = _pipeline(stages, at, tx_bytes, warps if ring.reused else 0, ring.buffer.owner.location)
+                arrivals = warps * ring.ctas if ring.reused else 0
+                ring.pipe = _pipeline(stages, at, tx_bytes, arrivals, ring.buffer.owner.location, ring.ctas)
                 pipes.append(ring.pipe)
                 at += 8 * stages * (2 if ring.reused else 1)
             if walks:
@@ -137,6 +139,9 @@ class _Kernel:
                 raise op_diagnostic(self.kernel, f"needs {at} bytes of mbarriers, but buffers start at byte {room}")
             warp.InitBarriersOp(pipes=[*pipes, *linked], loc=self.kernel.location)
             self.links.place_tiles()
+        if any(ring.ctas > 1 for ring in rings.values()):  # until then others write into this CTA's memory and arrive on its barriers
+            with ir.InsertionPoint(self.top):
+                warp.ClusterSyncOp(loc=self.kernel.location)
 
     def _guard_walks(self, walks, pipe, word: int) -> None:
         """Each role learns of the next tile through one number in shared memory."""
@@ -150,9 +155,15 @@ class _Kernel:
             walk.operation.erase()
 
 
-def _pipeline(stages: int, offset: int, tx_bytes: int, arrivals: int, loc):
+def _pipeline(stages: int, offset: int, tx_bytes: int, arrivals: int, loc, ctas: int = 1):
     return warp.PipelineOp(
-        stages=_i64(stages), offset=_i64(offset), tx_bytes=_i64(tx_bytes), arrivals=_i64(arrivals), out=ir.Type.parse("!warp.pipe"), loc=loc
+        stages=_i64(stages),
+        offset=_i64(offset),
+        tx_bytes=_i64(tx_bytes),
+        arrivals=_i64(arrivals),
+        ctas=_i64(ctas) if ctas > 1 else None,
+        out=ir.Type.parse("!warp.pipe"),
+        loc=loc,
     ).out
 
 
@@ -179,7 +190,8 @@ class _Producer:
             elect = warp.ElectOp(scope=ir.StringAttr.get("warp"))
             with ir.InsertionPoint(elect.body.blocks.append()):
                 warp.ArmOp(state=state)
-                warp.TmaLoadOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords), l2=op.l2)
+                shared = op.shared if op.shared.value else None
+                warp.TmaLoadOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords), l2=op.l2, shared=shared)
             if ring.reused:
                 warp.AdvanceOp(state=state)
         op.operation.erase()

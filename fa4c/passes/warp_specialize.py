@@ -99,7 +99,8 @@ class _Kernel:
                 why=f"{self.warpgroups} compute warpgroups and one for loads; a CTA has {self.target.max_threads_per_cta}",
             )
         smem_bytes = self._place_buffers()
-        new = warp.KernelOp(sym_name=self.kernel.sym_name, threads=_i64(threads), smem_bytes=_i64(smem_bytes))
+        cluster = self.kernel.cluster if self.kernel.cluster.value > 1 else None
+        new = warp.KernelOp(sym_name=self.kernel.sym_name, threads=_i64(threads), smem_bytes=_i64(smem_bytes), cluster=cluster)
         arguments = list(self.body.arguments)
         block = new.body.blocks.append(*[a.type for a in arguments], arg_locs=[self.kernel.location] * len(arguments))
         self.scalars.update(zip(arguments, block.arguments, strict=True))
@@ -161,7 +162,8 @@ class _Kernel:
     def _make_tensor_maps(self) -> None:
         for op in self.all_ops:
             if isinstance(op, tile.LoadOp):
-                self._tensor_map(op, op.source, op.out.type, op.out.type.shape[0])
+                ctas = self.kernel.cluster.value if op.shared.value else 1
+                self._tensor_map(op, op.source, op.out.type, op.out.type.shape[0] // ctas)
             elif isinstance(op, _STORES) and space_of(_stored(op).type) == "smem":
                 self._check_stored(op, _stored(op))
                 self._tensor_map(op, op.target, _stored(op).type, self.group_rows)
@@ -403,6 +405,7 @@ class _Role:
             state=None,
             coords=self.scalars(op.coords, env),
             l2=op.l2,
+            shared=op.shared if op.shared.value else None,
             loc=op.location,
         )
 

@@ -75,6 +75,7 @@ class Target:
     swizzle_bytes: tuple[int, ...] = (128, 64, 32)
     exp2_emulated: int = 0  # of 16 exponentials, where the special-function unit limits a loop; not 0 only where a measurement shows a gain
     exp2_emulation_from: float = 1.25  # ... by this factor over the tensor cores
+    multicast: int = 1  # CTAs that load common tiles together (`tile-multicast`); more than 1 only where measured
     l2_repeated: str = "none"  # which priority in L2 the loads of block loops ask for (`tile-l2-hints`); not "none" only where measured
     l2_once: str = "none"  # ... and loads that happen once a tile
     tuned: tuple[dict, ...] = ()  # block shapes measured on such a GPU, and where: NAME_tuned.json, written by `fa4c tune`

@@ -8,8 +8,8 @@ TARGET = Target(
     runs_on="H100, H200",
     status="ready",
     compute_capability=(9, 0),
-    passes=("tile-exp-emulation", "tile-conditional-rescale", "tile-pipeline", "tile-l2-hints", "tile-lpt-grid", "tile-persistent",
-            "tile-deterministic-reduction"),
+    passes=("tile-exp-emulation", "tile-conditional-rescale", "tile-pipeline", "tile-l2-hints", "tile-multicast", "tile-lpt-grid",
+            "tile-persistent", "tile-deterministic-reduction"),
     smem_bytes=232448,  # H, units: per CTA
     registers=65536,  # H, units
     max_registers_per_thread=255,  # PTX ISA; setmaxnreg itself goes to 256 - 8

@@ -1,8 +1,8 @@
 """Which configurations of a variant are worth a measurement.
 
 Block shapes and buffers: of all that fit registers and shared memory, those that the model likes, apart enough to learn something from.
-Besides, changes of one pass at a time ("knobs") to what the compiler takes today, which no model foresees: priorities in L2, how long
-loops may be for a CTA to walk through tiles, turns at issuing MMAs, a share of emulated exponentials.
+Besides, changes of one pass at a time ("knobs") to what the compiler takes today, which no model foresees: priorities in L2,
+clusters that load together, how long loops may be for a CTA to walk through tiles, turns at issuing MMAs, a share of emulated exponentials.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _APART = 32  # columns between two candidates of the same rows: 16 more or less 
 KNOBS = {
     "l2": ((("tile-l2-hints", "repeated", "evict_last"), ("tile-l2-hints", "once", "evict_first")), ()),
     "l2-keep": ((("tile-l2-hints", "repeated", "evict_last"),), ()),
+    "multicast": ((("tile-multicast", "ctas", "2"),), ()),
     "walk-always": ((("tile-persistent", "blocks", "1000000"),), ()),
     "walk-never": ((), ("tile-persistent",)),
     "no-turns": ((), ("warp-ping-pong",)),
