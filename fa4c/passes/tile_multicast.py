@@ -9,8 +9,8 @@ stay as they are. Row blocks come in whole clusters: one past the end loads zero
 number, 1 leaves all as it is.
 
 Before:  "tile.kernel" ... scf.for ... %k = "tile.load"(%K, ...) {buffers = 2 : i64, ...}
-After:   "tile.kernel" {cluster = 2 : i64} ... %k = "tile.load"(%K, ...) {buffers = 2 : i64, shared = true, ...}
-         on a grid whose x is even
+After:   "tile.kernel" {cluster = 2 : i64} on a grid whose x is even
+           scf.for ... %k = "tile.load"(%K, ...) {buffers = 2 : i64, shared = true, ...}
 
 Run before tile-persistent, which makes all places depend on x. Source: FlashAttention-3 for head dims from 128 on; PTX ISA,
 multicast::cluster.

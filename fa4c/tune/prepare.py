@@ -36,21 +36,22 @@ def prepare(
     """
     root = pathlib.Path(folder)
     root.mkdir(parents=True, exist_ok=True)
-    before = _before(root, target)
-    first = len(list(root.glob("*.fa4c")))
-    problems, work = [], []
+    problems = _before(root, target)
+    first, work = len(list(root.glob("*.fa4c"))), []
     for variant in variants:
         found = candidates.find(variant.text, variant.filename, target, search, dtype=variant.dtype, head_dim=variant.head_dim)
-        problems.append(_entry(variant, found))
-        for candidate in found.candidates:
+        entry = _entry(variant, found)
+        there = next((p for p in problems if all(p[key] == entry[key] for key in ("name", "head_dims", "dtype", "sizes"))), None)
+        if there is None:
+            problems.append(entry)
+        known = [candidate["label"] for candidate in there["candidates"]] if there else []
+        for candidate in [c for c in found.candidates if c.label not in known]:
             name = f"{first + len(work):03d} {found.title} {candidate.label}.fa4c".replace(" ", "-")
-            work.append((problems[-1], candidate, variant, str(root / name)))
+            work.append((there or entry, candidate, variant, str(root / name)))
     _build_all(work, target.name, jobs, say)
     if not any(problem["candidates"] for problem in problems):
         raise Diagnostic("no candidate could be compiled", why=problems[0]["dropped"][0]["why"] if problems else "no file was given")
-    again = [(p["name"], p["head_dims"], p["dtype"]) for p in problems]
-    kept = [p for p in before if (p["name"], p["head_dims"], p["dtype"]) not in again]
-    plan = {"schema": SCHEMA, "kind": PLAN, "target": target.name, "fa4c": __version__, "dsl": _dsl(), "problems": kept + problems}
+    plan = {"schema": SCHEMA, "kind": PLAN, "target": target.name, "fa4c": __version__, "dsl": _dsl(), "problems": problems}
     write_json(root / "plan.json", plan)
     return plan
 
