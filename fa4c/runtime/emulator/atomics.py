@@ -17,6 +17,7 @@ from .parser import TYPE_BYTES, Mem, Sink, Vec
 
 STRONG = ("acquire", "release", "relaxed", "volatile", "mmio", "acq_rel")
 _OPERATIONS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
+FLAG_LANES = 4
 _LEVELS = ("L2::cache_hint", "L1::no_allocate", "noftz")
 
 
@@ -215,8 +216,11 @@ def op_strong_st(ins, program):
 
 # --- clocks at locations --------------------------------------------------------------------------------------------------
 def _own_numbers(F, m):
-    """Numbers for the lanes of a strong write that a fence before it makes a release: what it publishes includes itself."""
-    if not F.H or not F.warp.specials.get("fence"):
+    """Numbers for the lanes of a strong write that a fence before it makes a release: what it publishes includes itself.
+
+    Of few lanes: a flag or a counter. Whole warps add to data, whose place nobody acquires from, and numbers are not free.
+    """
+    if not F.H or not F.warp.specials.get("fence") or m.sum() > FLAG_LANES:
         return None
     lanes = np.flatnonzero(m).tolist()
     first = F.launch.next_op
