@@ -271,6 +271,7 @@ def test_redux_of_floats(op, values, wanted):
     "add.cc.u32 %r4, %r5, %r6;",
     "mul.sat.u32 %r4, %r5, %r6;",
     "add.strange.f32 %f0, %f1, %f2;",
+    "add.rz.bf16x2 %r4, %r5, %r6;",
     "red.global.max.v2.f32 [%rd0], {%f0, %f1};",
     "red.global.add.v8.f32 [%rd0], {%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7};",
     "red.global.add.v2.f32 [%rd0], %f0;",
