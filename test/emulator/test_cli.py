@@ -218,6 +218,51 @@ S: mov.u32 %r6, 1; setp.ne.u32 %p2, %r0, 0; @%p2 bra E; st.release.gpu.global.u3
     assert "co-residency" in capsys.readouterr().out
 
 
+CHAIN = """.version 8.8
+.target sm_90a
+.address_size 64
+.visible .entry first(.param .u64 w) {
+.reg .b32 %r<2>; .reg .b64 %rd<3>;
+ld.param.u64 %rd0, [w]; mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd0, %rd0, %rd1;
+EARLY st.global.u32 [%rd0], %r0;
+ret; }
+.visible .entry second(.param .u64 w, .param .u64 out) {
+.reg .b32 %r<2>; .reg .b64 %rd<4>;
+ld.param.u64 %rd0, [w]; ld.param.u64 %rd1, [out]; mov.u32 %r0, %tid.x; mul.wide.u32 %rd2, %r0, 4; add.u64 %rd0, %rd0, %rd2;
+add.u64 %rd1, %rd1, %rd2;
+WAIT ld.global.u32 %r1, [%rd0]; add.u32 %r1, %r1, 5; st.global.u32 [%rd1], %r1;
+ret; }
+"""
+
+
+@pytest.mark.parametrize("early,waits,pdl,words,found", [
+    ("", "", False, 32, None),
+    ("", "", False, 31, "uninitialised: read of w"),
+    ("griddepcontrol.launch_dependents;", "", True, 32, "race: read after write"),
+    ("griddepcontrol.launch_dependents;", "griddepcontrol.wait;", True, 32, None),
+])  # fmt: skip
+def test_launches_one_after_the_other(early, waits, pdl, words, found, tmp_path, capsys):
+    """Two kernels over a workspace; the second also from a file of its own."""
+    text = CHAIN.replace("EARLY", early).replace("WAIT", waits)
+    (tmp_path / "k.ptx").write_text(text)
+    (tmp_path / "other.ptx").write_text(text)
+    np.save(tmp_path / "want.npy", np.arange(5, 37, dtype=np.uint32))
+    w, out = {"kind": "pointer", "buffer": "w"}, {"kind": "pointer", "buffer": "out"}
+    buffers = {"w": {"dtype": "u32", "shape": [32], "poison": True}, "out": {"dtype": "u32", "shape": [32], "expect": "want.npy"}}
+    then = {"entry": "second", "ptx": "other.ptx", "grid": 1, "block": 32, "params": [w, out], "pdl": pdl}
+    launches = {"entry": "first", "grid": 1, "block": words, "buffers": buffers, "params": [w], "then": [then]}
+    (tmp_path / "l.json").write_text(json.dumps(launches))
+    status = main([str(tmp_path / "k.ptx"), "--launch", str(tmp_path / "l.json")])
+    text = capsys.readouterr().out
+    assert status == (1 if found else 0) and (found or ", 0 hazards, 0 warnings") in text, text
+    main([str(tmp_path / "k.ptx"), "--launch", str(tmp_path / "l.json"), "--json"])
+    assert [r["entry"] for r in json.loads(capsys.readouterr().out)["launches"]] == ["first", "second"]
+    launches["then"][0]["gird"] = 1
+    (tmp_path / "l.json").write_text(json.dumps(launches))
+    assert main([str(tmp_path / "k.ptx"), "--launch", str(tmp_path / "l.json")]) == 1
+    assert "launch 1: unknown field 'gird'" in capsys.readouterr().err
+
+
 def test_processes(tmp_path, capsys):
     """The flag reaches the launch: atomics make it fall back, with a note."""
     (tmp_path / "k.ptx").write_text(ptx("ld.param.u64 %rd0, [n]; red.global.add.u32 [%rd0], 1;", [".u64 n"]))

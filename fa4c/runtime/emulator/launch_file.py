@@ -11,7 +11,7 @@ import numpy as np
 from .errors import EmulatorError
 from .half import f32_to_bf16
 from .launch import Buffer, Scalar, TensorMap, launch
-from .launch_schema import BUFFER, LAUNCH, PARAMETERS, check
+from .launch_schema import BUFFER, LAUNCH, PARAMETERS, THEN, check
 from .schedule import stderr_progress
 
 _NUMPY = {
@@ -32,7 +32,7 @@ _NUMPY = {
 
 
 class LaunchFile:
-    """A parsed launch.json; `buffers` by name, `params` in order."""
+    """A parsed launch.json: `buffers` by name, and the launches one after the other as `steps`, each with its `params` in order."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
@@ -45,7 +45,10 @@ class LaunchFile:
         check(str(self.path), self.data, LAUNCH, "the file", ("grid", "block", "params"))
         self.specs = self.data.get("buffers", {})
         self.buffers = {name: self._buffer(name, spec) for name, spec in self.specs.items()}
-        self.params = [self._param(k, p) for k, p in enumerate(self.data["params"])]
+        self.steps = [self.data, *self.data.get("then", [])]
+        for k, step in enumerate(self.steps[1:]):
+            check(str(self.path), step, THEN, f"launch {k + 1}", ("grid", "block", "params"))
+        self.params = [[self._param(k, p) for k, p in enumerate(step["params"])] for step in self.steps]
 
     def fail(self, what, why="", fix=""):
         raise EmulatorError(what, file=str(self.path), why=why, fix=fix)
@@ -147,11 +150,15 @@ class LaunchFile:
             p.get("base_offset_bytes", 0),
         )
 
-    def launch(self, ptx, file, **options):
-        d = self.data
-        return launch(
-            ptx, d.get("entry"), d["grid"], d["block"], d.get("cluster", (1, 1, 1)), d.get("smem", 0), self.params, file=file, **options
-        )
+    def launch(self, file, **options):
+        """The reports of all launches. A later one has the first one's PTX, or its own file beside the launch file."""
+        reports = []
+        for step, params in zip(self.steps, self.params):
+            name = str(self.path.parent / step["ptx"]) if "ptx" in step else file
+            shape = step["grid"], step["block"], step.get("cluster", (1, 1, 1)), step.get("smem", 0)
+            after = reports[-1] if step.get("pdl") else None
+            reports.append(launch(read_ptx(name), step.get("entry"), *shape, params, file=name, after=after, **options))
+        return reports
 
     def finish(self):
         """Write what `save` asks for, and compare with `expect`: messages of what differs."""
@@ -183,6 +190,13 @@ def _decode(array, dtype):
     return array.astype(np.float64)
 
 
+def read_ptx(file):
+    try:
+        return pathlib.Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise EmulatorError(f"cannot read the PTX: {getattr(e, 'strerror', None) or e}", file=file) from None
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="KERNEL.ptx", help="PTX text")
     parser.add_argument("--launch", required=True, metavar="launch.json", help="grid, block, buffers and parameters")
@@ -202,13 +216,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit status 0 if the launch is clean, 1 with hazards, wrong results or a kernel that cannot run."""
-    try:
-        ptx = pathlib.Path(args.file).read_text()
-    except (OSError, UnicodeDecodeError) as e:
-        raise EmulatorError(f"cannot read the PTX: {getattr(e, 'strerror', None) or e}", file=args.file) from None
     launch_file = LaunchFile(args.launch)
-    report = launch_file.launch(
-        ptx,
+    reports = launch_file.launch(
         args.file,
         schedule=args.schedule,
         schedule_seed=args.schedule_seed,
@@ -221,10 +230,11 @@ def run(args: argparse.Namespace) -> int:
     )
     wrong = launch_file.finish()
     if args.json:
-        print(json.dumps(report.as_dict() | {"wrong": wrong}, indent=1))
+        found = reports[0].as_dict() if len(reports) == 1 else {"launches": [r.as_dict() for r in reports]}
+        print(json.dumps(found | {"wrong": wrong}, indent=1))
     else:
-        print("\n".join([report.text(), *(f"error: {w}" for w in wrong)]))
-    return 0 if report.ok and not wrong else 1
+        print("\n".join([*(r.text() for r in reports), *(f"error: {w}" for w in wrong)]))
+    return 0 if all(r.ok for r in reports) and not wrong else 1
 
 
 def main(argv=None) -> int:

@@ -29,15 +29,17 @@ _SIZES = _list_of(_NATURAL, "a list of sizes")
 _THREE = (lambda v: _integer(1, 1 << 31)[0](v) or _list_of(_integer(1, 1 << 31), "", range(1, 4))[0](v)), "one to three positive integers"
 _OBJECTS = _list_of(_one_of(dict, ""), "a list of objects")
 
-LAUNCH = {
+_STEP = {
     "entry": ((lambda v: v is None or isinstance(v, str)), "a text"),
     "grid": _THREE,
     "block": _THREE,
     "cluster": _THREE,
     "smem": _integer(0, 1 << 30),
-    "buffers": ((lambda v: isinstance(v, dict) and all(isinstance(b, dict) for b in v.values())), "an object of objects"),
     "params": _OBJECTS,
 }
+_BUFFERS = (lambda v: isinstance(v, dict) and all(isinstance(b, dict) for b in v.values())), "an object of objects"
+LAUNCH = {**_STEP, "buffers": _BUFFERS, "then": _OBJECTS}
+THEN = {**_STEP, "ptx": _TEXT, "pdl": _FLAG}
 BUFFER = {
     "dtype": _TEXT,
     "shape": _SIZES,
