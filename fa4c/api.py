@@ -106,9 +106,7 @@ def attention(
             trained = is_grad_enabled() and any(t.requires_grad for t in tensors)
         call = training(problem, given, return_lse, deterministic) if trained else _call(problem, given, return_lse)
         if key is not None and (variant is None or isinstance(variant, Artifact)):  # a file may change: it is read again
-            if len(table) >= _MAX_CALLS:
-                table.clear()
-            table[key] = call
+            _remember(table, key, call)
     return call(*tensors)
 
 
@@ -122,8 +120,14 @@ def training_of(q, k, v, *, captured, deterministic, variant, backend, target, *
         problem, given = _problem(q, k, v, options, variant, captured, backend, target)
         found = training(problem, given, False, deterministic)
         if variant is None or isinstance(variant, Artifact):
-            _calls.training[key] = found
+            _remember(_calls.training, key, found)
     return found
+
+
+def _remember(table: dict, key, call) -> None:
+    if len(table) >= _MAX_CALLS:  # a server with ever new shapes starts over then
+        table.clear()
+    table[key] = call
 
 
 class _Call:
@@ -148,12 +152,13 @@ class _Call:
         return o if self.lse is None else (o, results[self.lse])
 
 
-def compile(variant, *, target=None, head_dim=None, dtype=None, direction="fwd", deterministic=False) -> Artifact:
+def compile(variant, *, target=None, head_dim=None, dtype=None, direction="fwd", deterministic=False, of=None, wrt=None) -> Artifact:
     """An artifact for `variant`: a path to an attn `.mlir` file, its text, a semantics tree (dict) or an object with one (`.semantics`).
 
     head_dim: d or (d, dv); dtype: torch dtype or name; both default to what the variant says. direction: "fwd", "bwd" or "both" (what
-    `attention` needs to train with an artifact); deterministic: a backward whose sums have a fixed order. `.save(path)` writes it. Uses the
-    disk cache. Raises `InputError`, and the compiler's located diagnostics.
+    `attention` needs to train with an artifact); deterministic: a backward whose sums have a fixed order; of, wrt: names of the results and
+    of the inputs that it is derived for (default: all floating ones, of the results all but LSE). `.save(path)` writes it. Uses the disk
+    cache. Raises `InputError`, and the compiler's located diagnostics.
     """
     if isinstance(variant, Artifact):
         return variant
@@ -165,7 +170,8 @@ def compile(variant, *, target=None, head_dim=None, dtype=None, direction="fwd",
     if pair is not None:
         arguments.check_head_dims(*pair)
     semantics = variant if isinstance(variant, dict) else getattr(variant, "semantics", None)
-    derive = {"deterministic": True} if deterministic and direction != "fwd" else {}
+    chosen = dict(of=None if of is None else list(of), wrt=None if wrt is None else list(wrt), deterministic=bool(deterministic))
+    derive = {} if direction == "fwd" else {name: value for name, value in chosen.items() if value}
     if semantics is not None:
         return _from_semantics(semantics, target, direction, dtype or semantics["args"][0]["dtype"], pair or _head_dims(semantics), derive)
     return _from_text(*_read_variant(variant), target, direction, dtype, pair, derive)

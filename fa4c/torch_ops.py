@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .runtime.artifact import Artifact, by_digest
-from .runtime.errors import InputError
+from .runtime.errors import InputError, NotYetError
 
 _DIGEST = "digest:"
 
@@ -48,6 +48,12 @@ def _run_forward(q, k, v, captured, names, return_lse, *options) -> tuple[Tensor
     training = _training(q, k, v, captured, names, *options)
     results = training.results((q, k, v, *captured))
     o = results[training.o].transpose(1, 2) if training.swap else results[training.o]
+    if o.dtype != q.dtype or o.shape != (*q.shape[:3], v.shape[3]):
+        raise NotYetError(
+            f"the output is {o.dtype} {tuple(o.shape)}, which torch.compile was not told",
+            why="a graph takes it for a tensor of q's dtype and (b, sq, hq, dv)",
+            fix="call fa4c.attention outside of torch.compile (torch.compiler.disable)",
+        )
     return o.contiguous(), _lse_of(training, results, q)
 
 

@@ -154,17 +154,16 @@ class _Chunk:
         Axes that the result lacks are summed over, but a value that does not vary over such an axis counts once.
         """
         value, axes = self.value(result["value"]), self.axes[result["value"]]
-        kept = torch.ones_like(self.chunk, dtype=torch.bool)
-        if "hq" not in axes and "hq" not in result["axes"]:
-            kept &= self.chunk % self.o.groups == 0
-            if "hkv" not in axes and "hkv" not in result["axes"]:
-                kept &= self.chunk == 0
-        if "b" not in axes and "b" not in result["axes"] and self.b != 0:
-            kept &= False
         value = value.expand(len(self.chunk), *value.shape[1:])
-        if not bool(kept.all()):
-            value = value[kept]
-        return value, self.o.head_index(result["axes"], self.chunk[kept])
+        missing = {"hq", "hkv", "b"}.difference(axes, _axes_of(result["axes"]))
+        if not missing:  # the usual case, which asks the device nothing
+            return value, self.o.head_index(result["axes"], self.chunk)
+        kept = torch.full_like(self.chunk, "b" not in missing or self.b == 0, dtype=torch.bool)
+        if "hkv" in missing:
+            kept &= self.chunk == 0
+        elif "hq" in missing:
+            kept &= self.chunk % self.o.groups == 0
+        return value[kept], self.o.head_index(result["axes"], self.chunk[kept])
 
     def captured(self, name):
         spec = self.o.args[name]

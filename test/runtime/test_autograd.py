@@ -289,6 +289,8 @@ def test_deterministic_is_asked_for(compiler):
     assert compiler[2:] == [("bwd", {})]
     made = fa4c.compile(attention_tree(mask=CAUSAL), direction="bwd", deterministic=True)
     assert len(compiler) == 3 and made.direction == "bwd"  # the one that `attention` asked for
+    made = fa4c.compile(attention_tree(mask=CAUSAL), direction="bwd", of=["o", "lse"], wrt=["v"])
+    assert compiler[-1] == ("bwd", {"of": ["o", "lse"], "wrt": ["v"]}) and [t.name for t in made.program.outputs] == ["dv"]
     with pytest.raises(InputError, match="did you mean 'both'"):
         fa4c.compile(attention_tree(), direction="boht")
 
