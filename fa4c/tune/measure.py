@@ -115,14 +115,15 @@ def _problem(folder, problem: dict, wrong: set, done: set, bench) -> Iterator[di
     variant = variant_of(problem)
     if all((variant, json.dumps(sizes)) in done for sizes in problem["sizes"]):
         return
-    loaded = {}
+    loaded, small = {}, None
     for candidate in problem["candidates"]:
         label = candidate["label"]
         if (variant, label) in wrong:
             continue
         yield {"event": "start", "variant": variant, "label": label, "sizes": bench.small}
         loaded[label] = artifact.load(pathlib.Path(folder) / candidate["artifact"])
-        note = _Case(loaded[label].semantics, bench.small, bench).complaint(loaded[label])
+        small = small or _Case(loaded[label].semantics, bench.small, bench)
+        note = small.complaint(loaded[label])
         if note:
             del loaded[label]
             yield {"event": "wrong", "variant": variant, "label": label, "note": note}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import pathlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def prepare(
             problems.append(entry)
         known = [candidate["label"] for candidate in there["candidates"]] if there else []
         for candidate in [c for c in found.candidates if c.label not in known]:
-            name = f"{first + len(work):03d} {found.title} {candidate.label}.fa4c".replace(" ", "-")
+            name = re.sub(r"[^\w-]+", "-", f"{first + len(work):03d} {found.title} {candidate.label}") + ".fa4c"
             work.append((there or entry, candidate, variant, str(root / name)))
     _build_all(work, target.name, jobs, say)
     if not any(problem["candidates"] for problem in problems):

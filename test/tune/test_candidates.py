@@ -109,7 +109,7 @@ def test_preparing_compiles_and_adds(tmp_path):
     plan = prepare(str(tmp_path), [Variant(CAUSAL, "causal.mlir", None, (64, 64))], SM90, search, say=said.append)
     (problem,) = plan["problems"]
     (candidate,) = problem["candidates"]
-    assert said == ["1 of 1  000-causal-d=64-192x128x2"]
+    assert said == ["1 of 1  000-causal-d-64-192x128x2"]
     loaded = artifact.load(tmp_path / candidate["artifact"])
     assert loaded.manifest["head_dims"] == {"d": 64, "dv": 64}
     assert candidate["registers"] > 0 and problem["problem"]["mask"] == "up to a key"
