@@ -71,8 +71,9 @@ def _from_data(data: dict, source: str) -> Configuration:
 
 
 def problem_of(plan: Plan, demand: Demand) -> dict:
-    """What decides about block shapes, as plain data: tiles and registers of `Demand`, special functions a score, the kind of mask."""
+    """What decides about block shapes, as plain data: tiles and registers of `Demand`, what is done to a score, the kind of mask."""
     maps = [op for op in plan.operations if op.name == "attn.map" and plan.score(op.results[0])]
+    masks = [op for op in plan.operations if op.name in ("attn.mask", "attn.band_mask")]
     return {
         "row_tiles": list(demand.row_tiles),
         "column_tiles": list(demand.column_tiles),
@@ -80,8 +81,14 @@ def problem_of(plan: Plan, demand: Demand) -> dict:
         "live_halves": demand.live_halves,
         "softmaxes": demand.softmaxes,
         "special": sum(special_work(op.regions[0].blocks[0]) for op in maps),
+        "operations": sum(_scalar_operations(op) for op in (*maps, *masks)),
         "mask": _mask_kind(plan),
     }
+
+
+def _scalar_operations(op) -> int:
+    """Of a map's or a mask's region, for one score: what they need in registers is not in `Demand`."""
+    return sum(inner.operation.name not in ("arith.constant", "attn.yield") for inner in op.regions[0].blocks[0].operations)
 
 
 def _mask_kind(plan: Plan) -> str:

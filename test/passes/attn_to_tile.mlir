@@ -1,7 +1,7 @@
-// RUN: %fa4c opt %s --no-loc --pass-pipeline "attn-simplify-mask,attn-to-tile,cse" | filecheck %s
-// RUN: %fa4c opt %s --no-loc --pass-pipeline "attn-to-tile,cse" | filecheck %s --check-prefix UNBOUNDED
+// RUN: %fa4c opt %s --no-loc --pass-pipeline "attn-simplify-mask,attn-to-tile{configurations=formula},cse" | filecheck %s
+// RUN: %fa4c opt %s --no-loc --pass-pipeline "attn-to-tile{configurations=formula},cse" | filecheck %s --check-prefix UNBOUNDED
 // RUN: %fa4c opt %s --no-loc --pass-pipeline "attn-to-tile{block-m=64 block-n=48 buffers=3}" | filecheck %s --check-prefix CHOSEN
-// RUN: %fa4c opt %s --no-loc --pass-pipeline "attn-retype{dtype=fp16 head-dim=40,72},attn-to-tile" | filecheck %s --check-prefix PADDED
+// RUN: %fa4c opt %s --no-loc --pass-pipeline "attn-retype{dtype=fp16 head-dim=40,72},attn-to-tile{configurations=formula}" | filecheck %s --check-prefix PADDED
 // RUN: not %fa4c opt %s --pass-pipeline "attn-to-tile{block-m=96}" 2>&1 | filecheck %s --check-prefix ROWS
 // RUN: not %fa4c opt %s --pass-pipeline "attn-to-tile,attn-to-tile" 2>&1 | filecheck %s --check-prefix TWICE
 

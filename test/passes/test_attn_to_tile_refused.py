@@ -16,7 +16,7 @@ from fa4c.ir.diagnostics import Diagnostic
 
 def shape_of(text: str, options: str = "") -> tuple[int, int, int]:
     """(block_m, block_n, buffers), read off the first MMA and the first load in the loop."""
-    lowered = print_module(programs.lower(text, f"attn-to-tile{options}"), locations=False)
+    lowered = print_module(programs.lower(text, f"attn-to-tile{options or '{configurations=formula}'}"), locations=False)
     rows, columns = re.search(r'"tile.mma".*-> tensor<(\d+)x(\d+)xf32', lowered).groups()
     buffers = re.search(r"buffers = (\d+)", lowered)
     return int(rows), int(columns), int(buffers[1]) if buffers else 1

@@ -138,7 +138,7 @@ def test_five_mmas_compute_the_same_after_scheduling():
             np.testing.assert_array_equal(before[name], after[name])
 
 
-FROM_ATTN = "attn-simplify-mask,attn-to-tile,tile-conditional-rescale,tile-exp-emulation"
+FROM_ATTN = "attn-simplify-mask,attn-to-tile{configurations=formula},tile-conditional-rescale,tile-exp-emulation"
 
 
 @pytest.mark.parametrize("name", ["full", "causal", "window", "softcap", "alibi", "gqa", "prefix_lm", "document"])

@@ -1,8 +1,8 @@
-// RUN: %fa4c opt %examples/full.mlir --no-loc --pass-pipeline "attn-to-tile,tile-multicast{ctas=2}" | filecheck %s
-// RUN: %fa4c opt %examples/full.mlir --no-loc --pass-pipeline "attn-to-tile,tile-multicast" | filecheck %s --check-prefix TARGET
-// RUN: %fa4c opt %examples/causal.mlir --no-loc --pass-pipeline "attn-simplify-mask,attn-to-tile,tile-multicast{ctas=2}" | filecheck %s --check-prefix CAUSAL
-// RUN: %fa4c opt %examples/full.mlir --no-loc --pass-pipeline "attn-to-tile,tile-multicast{ctas=2},tile-persistent" | filecheck %s --check-prefix WALK
-// RUN: %fa4c opt %examples/full.mlir --no-loc --pass-pipeline "attn-to-tile,tile-multicast{ctas=2},warp-specialize,cse,warp-insert-barriers,warp-check" | filecheck %s --check-prefix WARP
+// RUN: %fa4c opt %examples/full.mlir --no-loc --pass-pipeline "attn-to-tile{configurations=formula},tile-multicast{ctas=2}" | filecheck %s
+// RUN: %fa4c opt %examples/full.mlir --no-loc --pass-pipeline "attn-to-tile{configurations=formula},tile-multicast" | filecheck %s --check-prefix TARGET
+// RUN: %fa4c opt %examples/causal.mlir --no-loc --pass-pipeline "attn-simplify-mask,attn-to-tile{configurations=formula},tile-multicast{ctas=2}" | filecheck %s --check-prefix CAUSAL
+// RUN: %fa4c opt %examples/full.mlir --no-loc --pass-pipeline "attn-to-tile{configurations=formula},tile-multicast{ctas=2},tile-persistent" | filecheck %s --check-prefix WALK
+// RUN: %fa4c opt %examples/full.mlir --no-loc --pass-pipeline "attn-to-tile{configurations=formula},tile-multicast{ctas=2},warp-specialize,cse,warp-insert-barriers,warp-check" | filecheck %s --check-prefix WARP
 
 // As many row blocks as make whole clusters; K and V are read together, each CTA's Q is its own.
 // CHECK:      %[[BLOCKS:.*]] = arith.ceildivsi

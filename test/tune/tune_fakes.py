@@ -55,6 +55,7 @@ FACTS = {
     "live_halves": 3,
     "softmaxes": 1,
     "special": 0,
+    "operations": 1,
     "mask": "up to a key",
 }
 
