@@ -23,13 +23,14 @@ from ._attn_to_tile_shape import backward_registers, register_budget
 from .registry import register_pass
 
 _GROUPS = 2  # compute warpgroups of a kernel: 128 rows
+_USUAL_HALVES = 5  # what `backward_registers` counts: P and dP in f32, one of them in 16 bits
 
 
 @register_pass("attn-split-backward")
 def attn_split_backward(module: ir.Module, *, groups: str = "", fuse: bool = True) -> None:
     for function in attn_functions(module):
         results = function_facts(function).results
-        chosen = _parse(function, groups, results) if groups else _fewest(results, target_of(module), fuse)
+        chosen = _parse(function, groups, results) if groups else _fewest(function, results, target_of(module), fuse)
         if len(chosen) > 1:
             _mark(function, results, chosen)
 
@@ -55,25 +56,48 @@ def _parse(function, text: str, results) -> list[list]:
     return chosen
 
 
-def _fewest(results, target, fuse: bool) -> list[list]:
-    """The first division that fits: all in one kernel; by the dimension that CTAs own; each result apart."""
+def _fewest(function, results, target, fuse: bool) -> list[list]:
+    """The first division that fits: all in one kernel; by the dimension that CTAs own; each result apart.
+
+    Sums over all of the scores (gradients of shared scalars) are made along with dQ, as CTAs that own queries sum over keys.
+    """
     scored = [t for t in results if {"m", "n"} & set(t.dims)]
     rest = [t for t in results if t not in scored]
     by_dim = [[t for t in scored if dim in t.dims] for dim in ("m", "n")]
-    divisions = [[scored]] if fuse else []
+    divisions = [[scored]] if fuse and not rest else []
     divisions += [[group for group in by_dim if group], [[t] for t in scored]]
-    chosen = next((d for d in divisions if all(_fits(group, target) for group in d)), divisions[-1])
+    further = max(0, _score_halves(function) - _USUAL_HALVES)
+    chosen = next((d for d in divisions if all(_fits(group, target, further) for group in d)), divisions[-1])
     chosen[0] = chosen[0] + rest
     return chosen
 
 
-def _fits(group, target) -> bool:
-    """Whether the accumulators of results over the stationary dimension, scores beside them, fit the registers of a thread."""
+def _score_halves(function) -> int:
+    """The most 16-bit units of an element's values over the scores that are alive at once: a soft cap keeps its tanh to the end."""
+    operations = [op.operation for op in function.operation.regions[0].blocks[0].operations]
+    last = {value: k for k, op in enumerate(operations) for value in op.operands}
+    halves, most = {}, 0
+    for k, op in enumerate(operations):
+        for value in op.results:
+            if list(value.type.shape) == [ir.ShapedType.get_dynamic_size()] * 2 and value in last:
+                halves[value] = -(-value.type.element_type.width // 16)
+        halves = {value: size for value, size in halves.items() if last[value] > k}
+        most = max(most, sum(halves.values()))
+    return most
+
+
+def _fits(group, target, further: int) -> bool:
+    """Whether the accumulators of results over the stationary dimension, scores beside them, fit the registers of a thread.
+
+    `further`: 16-bit units that an element of the scores takes beyond the usual ones.
+    """
     over_keys = sum("n" in t.dims for t in group)
     stationary = "n" if over_keys * 2 > len(group) else "m"
     widths = [t.shape[-1] for t in group if stationary in t.dims and len(t.dims) == 2]
     streamed = [t.shape[-1] for t in group if stationary not in t.dims and len(t.dims) == 2]
-    return backward_registers(target, widths, streamed) <= register_budget(target, _GROUPS)
+    columns = target.mma.m if streamed else target.mma.m // 2
+    more = -(-target.mma.m * columns * further // (2 * 32 * target.warps_per_warpgroup))
+    return backward_registers(target, widths, streamed) + more <= register_budget(target, _GROUPS)
 
 
 def _mark(function, results, chosen: list[list]) -> None:

@@ -2,6 +2,10 @@
 // RUN: %fa4c opt %examples/causal.mlir --pass-pipeline "attn-retype{head-dim=256},attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=WIDE
 // RUN: %fa4c opt %examples/causal.mlir --pass-pipeline "attn-retype{head-dim=64},attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=NARROW
 // RUN: %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{fuse=false}" --no-loc | filecheck %s --check-prefix=APART
+// RUN: %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=NARROW
+// RUN: %fa4c opt %examples/softcap.mlir --pass-pipeline "attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=APART
+// RUN: %fa4c opt %examples/softcap.mlir --pass-pipeline "attn-retype{head-dim=64},attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=NARROW
+// RUN: %fa4c opt %examples/alibi.mlir --pass-pipeline "attn-retype{head-dim=64},attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=SHARED
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk+dw}" 2>&1 | filecheck %s --check-prefix=WRONG
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk}" 2>&1 | filecheck %s --check-prefix=MISSING
 
@@ -20,7 +24,10 @@
 // Two accumulators of 256 columns do not fit beside the scores; of 64 all fit, dQ added up in memory.
 // WIDE:       attn.kernel = "dq", {{.*}}attn.kernel = "dk", {{.*}}attn.kernel = "dv"
 // NARROW-NOT: attn.kernel
+// A soft cap's tanh stays in registers beside the scores: at 128 columns that is too much. A slope's gradient goes along with dQ.
 // APART:      attn.kernel = "dq", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dk_dv"
+
+// SHARED:     attn.kernel = "dq_dslopes", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dq_dslopes"
 
 // WRONG:      error: 'func.func' has no result 'dw' to put into a kernel
 // MISSING:    error: 'dv' is in no group
