@@ -1,7 +1,8 @@
 """Bulk copies: TMA tiles, plain bulk copies and reductions (PTX ISA chapter 9.7.9.25 to 9.7.9.28).
 
 A tile is read or written 16 bytes at a time; the swizzle exchanges 16-byte pieces by the absolute shared address. Elements
-outside the tensor read as zero and are not stored, and the transaction always counts the whole box.
+outside the tensor read as zero and are not stored, and the transaction always counts the whole box. Where a box may start is
+narrower than the ISA's text: see `_check_start`.
 """
 
 from dataclasses import dataclass
@@ -259,7 +260,7 @@ def op_cp(ins, program):
     """cp.async.*, cp.reduce.async.*."""
     p = ins.parts
     if "prefetch" in p:
-        return lambda F, m: True
+        return _tensor_prefetch(ins) if "tensor" in p and not any("im2col" in x or "gather4" in x for x in p) else lambda F, m: True
     if "commit_group" in p:
         return _bulk_commit
     if "wait_group" in p:
@@ -272,9 +273,67 @@ def op_cp(ins, program):
     return _bulk(ins, reduce)
 
 
+def _lane_box(F, tensor, lane, rank, line):
+    """(address of the tensor map, the map, start of the box innermost first) that one lane names."""
+    address = int(F.get(tensor.base, 8)[lane]) + tensor.offset
+    coords = [int(F.get(c).view(np.int32)[lane]) for c in tensor.coords]
+    d = _descriptor(F, address, line)
+    if len(coords) != rank or len(d.dims) != rank:
+        raise EmulatorError(
+            f"{rank}-d copy with {len(coords)} coordinates and a map of rank {len(d.dims)}",
+            line=line,
+            why="all three must agree",
+            fix="check the tensor map",
+        )
+    return address, d, coords
+
+
+def _check_start(d, coords, writes, line):
+    """Refuse what ends in an illegal instruction on an H200: a box off the 16-byte grid, a written box that starts below zero.
+
+    Both faults do not depend on how much of the box is inside. Boxes beyond the upper edges, and loads below zero, are fine.
+    """
+    if coords[0] * d.size % 16:
+        raise EmulatorError(
+            f"tensor copy at {_start(coords)}: {coords[0]} elements of {d.size} bytes are no multiple of 16 bytes",
+            line=line,
+            why="the innermost coordinate must lie on a 16-byte boundary: an illegal instruction on hardware",
+            fix=f"start at a multiple of {16 // d.size} elements",
+        )
+    if writes and min(coords) < 0:
+        raise EmulatorError(
+            f"tensor store or reduction at {_start(coords)}",
+            line=line,
+            why="a box that is written must not start below zero: an illegal instruction on hardware, which clips at the upper edges only",
+            fix="start the box inside the tensor",
+        )
+
+
+def _start(coords):
+    """Coordinates as an error prints them."""
+    return f"({', '.join(map(str, coords))})"
+
+
+def _tensor_prefetch(ins):
+    """cp.async.bulk.prefetch.tensor: moves nothing here, but its coordinates fault as a load's do."""
+    rank = _rank(ins.parts)
+
+    def run(F, m):
+        for lane in np.flatnonzero(m).tolist():
+            _, d, coords = _lane_box(F, ins.ops[0], lane, rank, ins.line)
+            _check_start(d, coords, False, ins.line)
+        return True
+
+    return run
+
+
+def _rank(parts):
+    return next(int(x[0]) for x in parts if x in ("1d", "2d", "3d", "4d", "5d"))
+
+
 def _tensor(ins, reduce):
     p, ops = ins.parts, list(ins.ops)
-    rank = next(int(x[0]) for x in p if x in ("1d", "2d", "3d", "4d", "5d"))
+    rank = _rank(p)
     to_shared = any(x in ("shared::cta", "shared::cluster") for x in p[: p.index("global")]) if "global" in p else False
     multicast = any(x.startswith("multicast") for x in p)
     rop = next((x for x in p if x in _REDUCTIONS), None) if reduce else None
@@ -285,16 +344,8 @@ def _tensor(ins, reduce):
         stores = {}
         for lane in np.flatnonzero(m).tolist():
             tensor = ops[1] if to_shared else ops[0]
-            address = int(F.get(tensor.base, 8)[lane]) + tensor.offset
-            coords = [int(F.get(c).view(np.int32)[lane]) for c in tensor.coords]
-            d = _descriptor(F, address, line)
-            if len(coords) != rank or len(d.dims) != rank:
-                raise EmulatorError(
-                    f"{rank}-d copy with {len(coords)} coordinates and a map of rank {len(d.dims)}",
-                    line=line,
-                    why="all three must agree",
-                    fix="check the tensor map",
-                )
+            address, d, coords = _lane_box(F, tensor, lane, rank, line)
+            _check_start(d, coords, not to_shared, line)
             if to_shared:
                 dst, bar = _shared(F, ops[0], lane), _shared(F, ops[2], lane)
                 dsts, bars = [dst], [bar]

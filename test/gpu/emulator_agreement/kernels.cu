@@ -122,25 +122,39 @@ extern "C" __global__ void mma(const __nv_bfloat16* a, const __nv_bfloat16* b, f
   for (int i = 0; i < 4; ++i) d[(t / 4 + i / 2 * 8) * 8 + t % 4 * 2 + i % 2] = f[i];
 }
 
-// TMA tiles that hang over the edge of a 3-D tensor: zero fill on the way in, clipped and added on the way out.
+// TMA tiles that hang over the edges of a 3-D tensor: zero fill on the way in at both ends of each dimension, clipped and added on the
+// way out at the upper ends. A stored box must not start below zero (an illegal instruction), so it lies (4, 3, 1) behind the loaded one.
 extern "C" __global__ void tma_edges(const __grid_constant__ CUtensorMap src, const __grid_constant__ CUtensorMap dst) {
   extern __shared__ __align__(1024) float tile[];
   __shared__ uint64_t bar;
   if (threadIdx.x == 0) { mbar_init(&bar, 1); asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
   __syncthreads();
-  int x = static_cast<int>(blockIdx.x) * 16 - 8, y = static_cast<int>(blockIdx.y) * 8 - 3;
+  int x = static_cast<int>(blockIdx.x) * 16 - 4, y = static_cast<int>(blockIdx.y) * 8 - 3, z = static_cast<int>(blockIdx.z) * 2 - 1;
   if (threadIdx.x == 0) {
     mbar_expect(&bar, 16 * 8 * 2 * 4);
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(smem(tile)), "l"(&src), "r"(x), "r"(y), "r"(1), "r"(smem(&bar)) : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(smem(tile)), "l"(&src), "r"(x), "r"(y), "r"(z), "r"(smem(&bar)) : "memory");
   }
   mbar_wait(&bar, 0);
   for (int i = threadIdx.x; i < 256; i += blockDim.x) tile[i] += 1;
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   if (threadIdx.x == 0) {
-    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&dst), "r"(x), "r"(y), "r"(1), "r"(smem(tile)) : "memory");
+    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&dst), "r"(x + 4), "r"(y + 3), "r"(z + 1), "r"(smem(tile)) : "memory");
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
   }
+}
+
+// One box from `from` to `to`: where a box may start.
+extern "C" __global__ void tma_start(const __grid_constant__ CUtensorMap src, const __grid_constant__ CUtensorMap dst, int from_x, int from_y, int to_x, int to_y) {
+  extern __shared__ __align__(1024) float tile[];
+  __shared__ uint64_t bar;
+  mbar_init(&bar, 1);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  mbar_expect(&bar, 16 * 8 * 4);
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(smem(tile)), "l"(&src), "r"(from_x), "r"(from_y), "r"(smem(&bar)) : "memory");
+  mbar_wait(&bar, 0);
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&dst), "r"(to_x), "r"(to_y), "r"(smem(tile)) : "memory");
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // Atomics on vectors and 16-bit floats, one place a thread, so that no order matters: subnormals, zeros of both signs, what `atom` returns.

@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 
 import operations  # noqa: E402
 
-from fa4c.runtime.emulator import Buffer, TensorMap, launch  # noqa: E402
+from fa4c.runtime.emulator import Buffer, EmulatorError, TensorMap, launch  # noqa: E402
 
 ARTIFACTS = [("causal", "bf16", 64), ("causal", "bf16", 128), ("causal", "fp16", 64), ("causal", "fp16", 128), ("full", "fp16", 128),
              ("softcap", "bf16", 64)]
@@ -36,18 +36,24 @@ class Maker:
     def __init__(self, folder):
         self.folder, self.cases, self.arrays = folder, [], {}
 
-    def kernel(self, module, entry, grid, block, buffers, params, outputs, *, name=None, smem=0, cluster=(1, 1, 1), rows=None):
+    def kernel(self, module, entry, grid, block, buffers, params, outputs, *, name=None, smem=0, cluster=(1, 1, 1), rows=None,
+               faults=None):
         """One launch. `params`: ("ptr", buffer), ("i32", value) or ("map", buffer, dtype, dims, strides, box, swizzle), innermost first.
 
         `outputs`: {buffer: how} or {buffer: (BOUND, function of the emulator's result)}; `rows` names the rows of the first output.
+        `faults`: what the H200's error must say; the emulator must refuse the launch.
         """
         name = name or entry
         ptx = (self.folder / f"{module}.ptx").read_text()
         given = {b: a.copy() for b, a in buffers.items()}
         live = {b: Buffer(a, name=b) for b, a in given.items()}
-        report = launch(ptx, entry, grid, block, cluster, smem, [_emulated(p, live) for p in params], file=f"{module}.ptx")
-        if not report.ok:
-            raise SystemExit(f"{name}: {report.text()}")
+        try:
+            report = launch(ptx, entry, grid, block, cluster, smem, [_emulated(p, live) for p in params], file=f"{module}.ptx")
+            problem, instructions = "" if report.ok else report.text(), report.counters["total"].get("instructions", 0)
+        except EmulatorError as e:
+            problem, instructions = str(e), 0
+        if bool(problem) != bool(faults):
+            raise SystemExit(f"{name}: {problem or 'the emulator refuses nothing'}")
         compare = {}
         for b, how in outputs.items():
             if isinstance(how, tuple):
@@ -57,8 +63,9 @@ class Maker:
             self.arrays[f"{name}/{b}/emulator"] = given[b]
         self.arrays |= {f"{name}/{b}/in": a for b, a in buffers.items()}
         self.cases.append(dict(kind="kernel", name=name, cubin=f"{module}.cubin", entry=entry, grid=_three(grid), block=_three(block),
-                               cluster=list(cluster), smem=smem, params=params, buffers=list(buffers), outputs=compare, rows=rows))
-        print(f"{name}: {report.counters['total'].get('instructions', 0)} warp instructions", file=sys.stderr)
+                               cluster=list(cluster), smem=smem, params=params, buffers=list(buffers), outputs=compare, rows=rows,
+                               faults=faults))
+        print(f"{name}: {'refused' if faults else f'{instructions} warp instructions'}", file=sys.stderr)
 
 
 def _three(v):
@@ -148,8 +155,19 @@ def add_units(maker, rng):
                  {"d": BITWISE}, name="mma.sync, cp.async, ldmatrix")
     x = rng.integers(-100, 100, (3, 20, 40)).astype(np.float32)
     maps = [("map", b, "f32", [40, 20, 3], [160, 3200], [16, 8, 2], 0) for b in ("x", "out")]
-    maker.kernel("units", "tma_edges", (3, 3), 128, dict(x=x, out=np.ones_like(x)), maps, {"out": BITWISE}, name="TMA at the edges",
+    maker.kernel("units", "tma_edges", (3, 3, 2), 128, dict(x=x, out=np.ones_like(x)), maps, {"out": BITWISE}, name="TMA at the edges",
                  smem=1024)
+
+
+def add_starts(maker, rng):
+    """Where a TMA box may start: pairs of launches that differ in one coordinate."""
+    x = rng.integers(-100, 100, (20, 40)).astype(np.float32)
+    maps = [("map", b, "f32", [40, 20], [160], [16, 8], 0) for b in ("x", "out")]
+    for at in ((-4, -3, 4, 2), (4, 3, 0, 0), (-2, -3, 4, 2), (-4, -3, -4, 2), (-4, -3, 4, -1), (-4, -3, 2, 2)):
+        good = not any(c % 4 for c in at[::2]) and min(at[2:]) >= 0
+        maker.kernel("units", "tma_start", 1, 1, dict(x=x, out=np.ones_like(x)), [*maps, *(("i32", c) for c in at)],
+                     {"out": BITWISE} if good else {}, name=f"TMA {at[:2]} to {at[2:]}", smem=512,
+                     faults=None if good else "illegal instruction")
 
 
 def add_ordered(maker, rng):
@@ -251,6 +269,7 @@ def main() -> int:
     maker, rng = Maker(args.folder), np.random.default_rng(11)
     add_operations(maker, rng)
     add_units(maker, rng)
+    add_starts(maker, rng)
     add_ordered(maker, rng)
     add_nvcc(maker, rng)
     for artifact in () if args.no_artifacts else ARTIFACTS:
