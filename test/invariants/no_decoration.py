@@ -348,6 +348,8 @@ def _not_the_default(name: str, spec) -> str:
         "fills": "2 : i64",
         "groups": "2 : i64",
         "group": "0 : i64",
+        "cluster": "2 : i64",
+        "ctas": "2 : i64",
     }[name]
 
 
