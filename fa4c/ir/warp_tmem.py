@@ -17,6 +17,7 @@ from .tile import check_yield, column_of, space_of
 from .warp import BufferOp, Operation, PipelineOp, RoleOp, StateOp, Warp, bits_of
 from .warp import _is_buffer as is_buffer
 from .warp import _is_fragment as is_fragment
+from .warp import _is_reader as is_reader
 from .warp import _made_by as made_by
 
 LANES = 128
@@ -82,7 +83,7 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
     `accumulate`.
 
     `a` is a buffer or a tile in tensor memory. `a_state`, `b_state` say which slot of a buffer; absent until `warp-insert-barriers` has
-    run. MMAs of one thread are done in the order of their issue.
+    run; `reader` as in `warp.wgmma`. MMAs of one thread are done in the order of their issue.
     """
 
     acc: ext.Operand[Any]
@@ -92,10 +93,11 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
     b_state: ext.Operand[Any] | None
     block: ir.IntegerAttr
     transpose_b: Any = optional(ir.BoolAttr, "false")
+    reader: Any = optional(ir.IntegerAttr, "0 : i64")
     accumulate: ir.BoolAttr
 
     def verify_op(self) -> bool:
-        if not is_region(self, "acc", self.acc) or not is_buffer(self, self.b):
+        if not is_reader(self, self.a_state, self.b_state) or not is_region(self, "acc", self.acc) or not is_buffer(self, self.b):
             return False
         if not (space_of(self.a.type) == "smem" or is_region(self, "a", self.a)):
             return False
@@ -172,7 +174,7 @@ class TmemWaitOp(Operation, name="tmem_wait"):
 class TmemMapOp(Operation, name="tmem_map"):
     """target[i, j] = body(inputs[i, j]..., row i, column j), `columns` columns at a time, so that a wide tile takes few registers.
 
-    Target and inputs of its shape lie in tensor memory or in fragments, row vectors in fragments. What it reads there is loaded, and
+    Target and inputs of its shape lie in tensor memory or in fragments, row vectors and rows of column values in fragments. What it reads there is loaded, and
     waited for, before it writes; an input may be the target.
     """
 
@@ -192,7 +194,7 @@ class TmemMapOp(Operation, name="tmem_map"):
             return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments")
         for number, value in enumerate(self.inputs):
             shape = list(kind.shape)
-            if space_of(value.type) not in ("reg", "tmem") or list(value.type.shape) not in (shape, shape[:1]):
+            if space_of(value.type) not in ("reg", "tmem") or list(value.type.shape) not in (shape, shape[:1], [1, *shape[1:]]):
                 return op_error(self, f"has input {number} of type {value.type} for a target {kind}")
             held = value.type.element_type
             if arguments[number].type != held:

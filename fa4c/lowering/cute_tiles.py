@@ -76,6 +76,10 @@ class TileRules:
 
     def load_columns(self, op) -> None:
         self.top(comment(op))
+        if self.layout.rows == 128:
+            width = op.buffer.type.shape[2]
+            self.top(f"load_row({self.operand(op.buffer)}, {self._slot_offset(op)}0, {self.operand(op.target)}, {width})")
+            return
         with self.unrolled("q", op.buffer.type.shape[2] // 8) as q:
             self.top(f"load_pair({self.operand(op.buffer)}, {self._slot_offset(op)}{q} * 8 + col0, {self.operand(op.target)}, 2 * {q})")
 

@@ -156,7 +156,7 @@ class TmemRules:
             column = f"{first} + {r}" if first else r
             self.element = f"({column})" if first else r
             for argument, value in zip(arguments, op.inputs, strict=False):
-                place = r if value in chunks else "0" if value.type.rank == 1 else column
+                place = r if value in chunks else "0" if value.type.rank == 1 else column  # a row of column values is whole
                 flag = " != 0" if str(value.type.element_type) == "i1" else ""
                 self._assign(argument, f"{chunks.get(value) or self.operand(value)}[{place}]{flag}", "x")
             self.values[arguments[-2]], self.values[arguments[-1]] = "row0", self.element

@@ -44,6 +44,14 @@ def operand_step(kk, rows, swizzle, k_major):
     """Bytes to the 16 elements of k-step kk: 32 bytes along a row, slab after slab, or 16 rows down."""
     return 32 * kk // swizzle * rows * swizzle + 32 * kk % swizzle if k_major else 16 * kk * swizzle
 ''',
+    "load_row": '''
+def load_row(source, offset, target, columns):
+    """target = `columns` neighbouring f32 of shared memory, the same for all threads, 16 bytes at a time."""
+    place = cute.make_ptr(target.element_type, (source + offset).toint(), cute.AddressSpace.smem, assumed_align=16)
+    for c in range(0, columns, 4):
+        piece = cute.make_tensor((target.iterator + c).align(16), cute.make_layout(4))
+        cute.autovec_copy(cute.make_tensor(place + c, cute.make_layout(4)), piece)
+''',
     "store_row": '''
 def store_row(pointer, row, source, rows, swizzle):
     """Row `row` of a swizzled buffer = source, 16 bytes at a time: chunk c of a row of span s lies where c is XORed with row * s / 128."""

@@ -34,6 +34,8 @@ class Demand:
     live_halves: int  # 16-bit units of scores alive at once, an f32 counting two
     softmaxes: int
     streamed: tuple[int, ...] = ()  # widths of f32 tiles with block_n rows, made of each block
+    products: int = 1  # GEMMs that make scores
+    column_values: bool = False  # whether maps of scores take one value a column from memory
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,10 @@ def _registers(demand: Demand, target, shape: Shape) -> int:
     threads = 32 * target.warps_per_warpgroup
     scores = -(-target.mma.m * shape.block_n * demand.live_halves // (2 * threads))
     streamed = [width * shape.block_n // (threads * shape.block_m // target.mma.m) for width in demand.streamed]
-    accumulators = target.mma.m * sum(demand.accumulators) if target.mma.accumulator == "reg" else 0
+    in_registers = target.mma.accumulator == "reg"
+    accumulators = target.mma.m * sum(demand.accumulators) if in_registers else 0
+    if demand.column_values and not in_registers:
+        scores += shape.block_n  # a thread has a whole row, and with it all column values
     return (
         max([scores, *streamed])
         + accumulators // threads
@@ -131,7 +136,13 @@ def backward_registers(target, widths, streamed) -> int:
     threads = 32 * target.warps_per_warpgroup
     scores = -(-target.mma.m * columns * _BACKWARD_HALVES // (2 * threads))
     transient = max([scores, *(target.mma.m * width // (2 * threads) for width in streamed)])
-    return sum(target.mma.m * width // threads for width in widths) + transient + _OTHER_REGISTERS
+    held = sum(target.mma.m * width // threads for width in widths) if target.mma.accumulator == "reg" else 0
+    return held + transient + _OTHER_REGISTERS
+
+
+def backward_columns(target, widths) -> int:
+    """Columns of tensor memory for accumulators of these widths beside the two scores of a backward, in blocks of 32 columns or more."""
+    return sum(widths) + 2 * 32 if target.mma.accumulator == "tmem" else 0
 
 
 def register_budget(target, warpgroups: int) -> int:
@@ -144,8 +155,7 @@ def register_budget(target, warpgroups: int) -> int:
 
 def _columns(demand: Demand, shape: Shape) -> int:
     """Tensor memory of a row block: f32 scores, over which 16-bit operands may lie once they are read, and accumulators."""
-    scores = len(demand.column_tiles) - len(demand.accumulators)
-    return scores * shape.block_n + sum(demand.accumulators)
+    return demand.products * shape.block_n + sum(demand.accumulators)
 
 
 def _smem(demand: Demand, shape: Shape) -> int:

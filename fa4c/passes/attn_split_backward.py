@@ -19,7 +19,7 @@ from ..ir.attn_signature import attn_functions, function_facts, tensor_attribute
 from ..ir.diagnostics import Diagnostic, nearest, op_diagnostic
 from ..ir.mlir import ir
 from ..targets import of as target_of
-from ._attn_to_tile_shape import backward_registers, register_budget
+from ._attn_to_tile_shape import backward_columns, backward_registers, register_budget
 from .registry import register_pass
 
 _GROUPS = 2  # compute warpgroups of a kernel: 128 rows
@@ -95,6 +95,8 @@ def _fits(group, target, further: int) -> bool:
     stationary = "n" if over_keys * 2 > len(group) else "m"
     widths = [t.shape[-1] for t in group if stationary in t.dims and len(t.dims) == 2]
     streamed = [t.shape[-1] for t in group if stationary not in t.dims and len(t.dims) == 2]
+    if backward_columns(target, widths) > target.tmem_columns:
+        return False
     columns = target.mma.m if streamed else target.mma.m // 2
     more = -(-target.mma.m * columns * further // (2 * 32 * target.warps_per_warpgroup))
     return backward_registers(target, widths, streamed) + more <= register_budget(target, _GROUPS)

@@ -110,7 +110,21 @@ def demand_of(plan: Plan, step: int) -> Demand:
         elif plan.dims_of(operation.results[0]) != plan.space:
             accumulators.append(width)
     softmaxes = sum(operation.name == "attn.softmax" for operation in plan.operations)
-    return Demand(tuple(rows.values()), tuple(columns.values()), tuple(accumulators), _live_halves(plan), softmaxes, tuple(streamed))
+    return Demand(
+        tuple(rows.values()),
+        tuple(columns.values()),
+        tuple(accumulators),
+        _live_halves(plan),
+        softmaxes,
+        tuple(streamed),
+        _products(plan),
+        any(tensor.dims == (plan.columns,) for tensor in plan.tensors.values()),
+    )
+
+
+def _products(plan: Plan) -> int:
+    """GEMMs that make scores."""
+    return sum(operation.name == "attn.gemm" and plan.score(operation.results[0]) is not None for operation in plan.operations)
 
 
 def _live_halves(plan: Plan) -> int:
@@ -127,8 +141,7 @@ def _live_halves(plan: Plan) -> int:
         live = [v for v in scores if born[v] <= position < last_use.get(v, -1) or (both and last_use.get(v) == position)]
         live += [v for v in scores if born[v] == position and last_use.get(v, -1) <= position]
         most = max(most, sum(2 if v.type.element_type.width == 32 else 1 for v in live))
-    made = sum(operation.name == "attn.gemm" and plan.score(operation.results[0]) is not None for operation in plan.operations)
-    return max(most, 2 * made + 1)
+    return max(most, 2 * _products(plan) + 1)
 
 
 def _semantics(module, functions) -> ir.StringAttr:

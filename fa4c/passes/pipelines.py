@@ -46,7 +46,22 @@ SM90A_BACKWARD_DETERMINISTIC = {
     "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
 }
 
-PIPELINES = {("sm_90a", "fwd"): SM90A_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD, ("sm_100a", "fwd"): SM100A_FORWARD}
+# Results over queries and results over keys in kernels of their own: sums across CTAs of scores from a row a thread are not emitted yet.
+SM100A_BACKWARD = {
+    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=false},attn-outline-kernels,"
+            "attn-transpose-recompute,attn-simplify-mask",
+    "attn to tile": "attn-to-tile",
+    "tile": "tile-accumulate-in-tmem,tile-pipeline,tile-alias-tmem,tile-lpt-grid,tile-persistent",
+    "tile to warp": "warp-specialize,cse",
+    "warp": "warp-insert-barriers,warp-check",
+}
+
+PIPELINES = {
+    ("sm_90a", "fwd"): SM90A_FORWARD,
+    ("sm_90a", "bwd"): SM90A_BACKWARD,
+    ("sm_100a", "fwd"): SM100A_FORWARD,
+    ("sm_100a", "bwd"): SM100A_BACKWARD,
+}
 
 # Where sums of several CTAs have a fixed order. A target and direction that is not here has no such sum.
 DETERMINISTIC = {("sm_90a", "bwd"): SM90A_BACKWARD_DETERMINISTIC}

@@ -15,7 +15,7 @@ from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from .warp_insert_barriers import _CONTROL, _buffers_read, _i64, _place, _walk, _walk_op
+from .warp_insert_barriers import _CONTROL, _Consumer, _i64, _place, _walk
 
 
 class Links:
@@ -103,62 +103,48 @@ class Links:
             op.operation.erase()
 
 
-class Issuer:
-    """Waits and releases of the role that issues MMAs."""
+class Issuer(_Consumer):
+    """Waits and releases of the role that issues MMAs: a slot is given back by a commit behind the last MMA that reads it."""
 
-    def __init__(self, role, rings):
-        self.role, self.rings = role, rings
-        self.states, self.waited = {}, set()
-
-    def run(self) -> None:
-        block = self.role.body.blocks[0]
-        with ir.InsertionPoint.at_block_begin(block):
-            for buffer, ring in self.rings.items():
-                self.states[buffer] = warp.StateOp(pipe=ring.pipe, phase=_i64(0), out=_place(), loc=self.role.location).out
-        self._block(block, 0)
-
-    def _block(self, block, level: int) -> None:
-        """Slots filled once in this block are waited for before the first operation that reads them, and given back after the last."""
+    def _visit_block(self, block, level: int) -> None:
         operations = list(block.operations)
-        reads = [[b for b in _buffers_read_within(op) if b in self.rings and self.rings[b].level == level] for op in operations]
+        reads = [self._keys_within(op, level) for op in operations]
         for number, op in enumerate(operations):
-            last = [b for b in reads[number] if not any(b in later for later in reads[number + 1 :])]
+            last = [key for key in reads[number] if not any(key in later for later in reads[number + 1 :])]
             with ir.InsertionPoint(op):
-                for buffer in reads[number]:
-                    if buffer not in self.waited:
-                        self.waited.add(buffer)
-                        warp.WaitOp(state=self.states[buffer], loc=op.location)
+                for key in reads[number]:
+                    if key not in self.waited:
+                        self.waited.add(key)
+                        warp.WaitOp(state=self.states[key], loc=op.location)
             if op.operation.name in _CONTROL:
                 for region in op.operation.regions:
                     for inner in region.blocks:
-                        self._block(inner, level + 1)
+                        self._visit_block(inner, level + 1)
                 after = operations[number + 1] if number + 1 < len(operations) else None
                 with ir.InsertionPoint(after) if after is not None else ir.InsertionPoint(block):
-                    self._release(last, op)
+                    self._give_back(last, op)
             elif isinstance(op, warp_tmem.Tcgen05MmaOp):
                 self._issue(op, last)
 
     def _issue(self, op, last: list) -> None:
+        state = {buffer: self.states[buffer, reader] for buffer, reader in self._keys(op)}
         with ir.InsertionPoint(op), op.location:
             elect = warp.ElectOp(scope=ir.StringAttr.get("warp"))
             with ir.InsertionPoint(elect.body.blocks.append()):
                 warp_tmem.Tcgen05MmaOp(
-                    acc=op.acc, a=op.a, b=op.b, a_state=self.states.get(op.a), b_state=self.states.get(op.b),
+                    acc=op.acc, a=op.a, b=op.b, a_state=state.get(op.a), b_state=state.get(op.b),
                     block=op.block, transpose_b=op.transpose_b, accumulate=op.accumulate,
                 )  # fmt: skip
-            self._release(last, op)
+            self._give_back(last, op)
         op.operation.erase()
 
-    def _release(self, buffers: list, op) -> None:
-        for buffer in buffers:
-            if self.rings[buffer].reused:
-                _commit(op, self.states[buffer], "empty")
-                warp.AdvanceOp(state=self.states[buffer], loc=op.location)
-                self.waited.discard(buffer)
-
-
-def _buffers_read_within(op) -> list:
-    return list(dict.fromkeys(b for inner in [op, *_walk_op(op)] for b in _buffers_read(inner)))
+    def _give_back(self, keys: list, op) -> None:
+        for key in keys:
+            if self.rings[key[0]].reused:
+                if key[1] == self.last_reader[key[0]]:
+                    _commit(op, self.states[key], "empty")
+                warp.AdvanceOp(state=self.states[key], loc=op.location)
+                self.waited.discard(key)
 
 
 def _commit(op, state, barrier: str) -> None:

@@ -12,7 +12,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import column_of, space_of
 from . import handoffs, tmem_tiles
-from .warp_specialize import _RULES, _captured, _clone, _i64, _Kernel, _location_of, _Role, _walk, is_load
+from .warp_specialize import _RULES, _captured, _clone, _i64, _Kernel, _location_of, _Role, _walk, is_load, is_row
 
 LOAD, MMA, COMPUTE = "load", "mma", "compute"
 _ISSUE_REGISTERS = 48  # of the warpgroup whose warps only issue copies and MMAs
@@ -148,12 +148,15 @@ class _TmemRole(_Role):
         super().copy(target, source, loc)
 
     def storage(self, value):
-        return self.kernel.regions[value] if space_of(value.type) == "tmem" else self.fragment(value)
+        return self.kernel.regions[value] if space_of(value.type) == "tmem" else self._input(value)
 
     def map(self, op, env) -> None:
         if not any(space_of(v.type) == "tmem" for v in [op.out, *op.inputs]):
             super().map(op, env)
             return
+        for value in op.inputs:
+            if is_row(value):
+                self._load_columns(op, value, env)
         for value in _captured(op.body.blocks[0]):
             self.scalar(value, env)
         if op.cond is None:
@@ -220,6 +223,7 @@ class _Issuer(_TmemRole):
             b_state=None,
             block=group,
             transpose_b=op.transpose_b,
+            reader=self._reader(op, op.a, op.b),
             accumulate=ir.BoolAttr.get(op.acc is not None),
             loc=op.location,
         )

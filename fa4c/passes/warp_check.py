@@ -60,7 +60,6 @@ _QUADS_ONLY = (
     warp.WgmmaFenceOp,
     warp.WgmmaCommitOp,
     warp.WgmmaWaitOp,
-    warp.LoadColumnsOp,
     warp.LoadFragmentOp,
     warp.GlobalAddOp,
 )
@@ -234,7 +233,8 @@ class _Static:
             self._wrong_layout(role, op)
         rows = warp_tmem.LANES * role.active.value // 4
         for value in [*op.operation.operands, *op.operation.results]:
-            if space_of(value.type) in ("reg", "tmem") and value.type.shape[0] != rows:
+            column_values = value.type.rank == 2 and value.type.shape[0] == 1 if space_of(value.type) == "reg" else False
+            if space_of(value.type) in ("reg", "tmem") and value.type.shape[0] != rows and not column_values:
                 raise op_diagnostic(
                     op,
                     f"holds {value.type.shape[0]} rows in {role.active.value} warps",

@@ -78,7 +78,7 @@ class _Kernel:
             _Producer(role, rings).run()
             read = {b: r for b, r in rings.items() if b in readers[role]}
             if warp_tmem.issues_mmas(role):
-                Issuer(role, read).run()
+                Issuer(self, role, read).run()
             else:
                 _Consumer(self, role, read).run()
             self.links.guard(role)
