@@ -27,7 +27,7 @@ _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t cta_rank row0 col0 r g c kk lane OperandMajorMode "
     "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
     "truncated_div row col add_to_global warp_rows_sum load_pair store_pair exchange_if "
-    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row"
+    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row warp_sum"
 ).split()
 
 

@@ -244,7 +244,8 @@ class TileRules:
         terms = [f"Int64({c}) * {self.parameter_name[('stride', op.target, axis)]}" for axis, c in enumerate(coords)]
         inside = [f"({c} >= 0) & ({c} < {self._size(op.target, axis)})" for axis, c in enumerate(coords)]
         total = self.names.fresh("total")
-        self.top(f"{total} = warp_rows_sum({source}[0] + {source}[1])")
+        whole = f"warp_sum({source}[0])" if self.layout.rows == 128 else f"warp_rows_sum({source}[0] + {source}[1])"
+        self.top(f"{total} = {whole}")
         at = f"{self.parameter_name[('pointer', op.target)]} + 4 * ({' + '.join(terms) or 'Int64(0)'})"
         self.top(f"add_to_global({at}, 0, {' & '.join(['(t % 32 == 0)', *inside])}, [{total}])")
 

@@ -44,6 +44,13 @@ def operand_step(kk, rows, swizzle, k_major):
     """Bytes to the 16 elements of k-step kk: 32 bytes along a row, slab after slab, or 16 rows down."""
     return 32 * kk // swizzle * rows * swizzle + 32 * kk % swizzle if k_major else 16 * kk * swizzle
 ''',
+    "warp_sum": '''
+def warp_sum(x):
+    """The sum over the 32 lanes of a warp."""
+    for distance in (1, 2, 4, 8, 16):
+        x = x + cute.arch.shuffle_sync_bfly(x, distance)
+    return x
+''',
     "load_row": '''
 def load_row(source, offset, target, columns):
     """target = `columns` neighbouring f32 of shared memory, the same for all threads, 16 bytes at a time."""

@@ -100,7 +100,7 @@ def problem_with(demand: Demand, target, shape: Shape) -> str:
     registers, budget = _registers(demand, target, shape), register_budget(target, warpgroups)
     if registers > budget:
         return f"a thread would need about {registers} registers, but {budget} are there with {warpgroups} compute warpgroups"
-    columns = warpgroups * _columns(demand, shape)
+    columns = warpgroups * _columns(demand, shape, target.tmem_step)
     if target.mma.accumulator == "tmem" and columns > target.tmem_columns:
         return f"it needs {columns} columns of tensor memory, but there are {target.tmem_columns}"
     if demand.streamed and shape.block_n not in (target.mma.m, target.mma.m * warpgroups):
@@ -153,9 +153,10 @@ def register_budget(target, warpgroups: int) -> int:
     return min(share // step * step, target.max_registers_per_thread // step * step - step)
 
 
-def _columns(demand: Demand, shape: Shape) -> int:
+def _columns(demand: Demand, shape: Shape, step: int) -> int:
     """Tensor memory of a row block: f32 scores, over which 16-bit operands may lie once they are read, and accumulators."""
-    return demand.products * shape.block_n + sum(demand.accumulators)
+    widths = [shape.block_n] * demand.products + list(demand.accumulators)
+    return sum(-(-width // step) * step for width in widths) if step else 0
 
 
 def _smem(demand: Demand, shape: Shape) -> int:

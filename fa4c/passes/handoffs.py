@@ -36,7 +36,7 @@ def find(kernel, role_of) -> list[Link]:
     """The links of a `tile.kernel` whose tiles have columns; `role_of(op)` names the role that runs an operation."""
     links: list[Link] = []
     while True:
-        missing = _Run(kernel, role_of, links).missing()
+        missing = _missing(kernel, role_of, links)
         if missing is None:
             return _without_needless(kernel, role_of, links)
         if missing in links or len(links) > _MOST_LINKS:
@@ -49,9 +49,19 @@ def _without_needless(kernel, role_of, links: list[Link]) -> list[Link]:
     """Links found early may have become needless by later ones."""
     for link in list(links):
         rest = [other for other in links if other != link]
-        if _Run(kernel, role_of, rest).missing() is None:
+        if _missing(kernel, role_of, rest) is None:
             links = rest
     return links
+
+
+# Trips of loops that hold loops, and of innermost ones: where a loop makes none, nobody waits in it.
+_SCENARIOS = ((2, 4), (2, 0), (0, 4), (2, 1))
+
+
+def _missing(kernel, role_of, links) -> Link | None:
+    """A link that is needed beside `links`, None if there are enough."""
+    runs = (_Run(kernel, role_of, links).missing(turns, trips) for turns, trips in _SCENARIOS)
+    return next((link for link in runs if link is not None), None)
 
 
 @dataclass
@@ -77,8 +87,8 @@ class _Run:
         self.history: dict = defaultdict(list)  # id of tile -> [_Done] since its last fresh write, and what that had to respect
         self.declared: dict = {}
 
-    def missing(self) -> Link | None:
-        for op, iteration, what in tmem_tiles.events(self.kernel.body.blocks[0]):
+    def missing(self, turns: int, trips: int) -> Link | None:
+        for op, iteration, what in tmem_tiles.events(self.kernel.body.blocks[0], turns=turns, trips=trips):
             found = self._step(op, iteration, what)
             if found is not None:
                 return found

@@ -263,7 +263,12 @@ class _Storage:
     def _columns(self) -> int:
         """Columns of tensor memory, were each accumulator and each operand A to have a place of its own."""
         own = [v for v in self.place if space_of(v.type) == "tmem" and not self._goes_on(v)]
-        return sum(_words(value.type) for value in own)
+        return sum(self._words(value) for value in own)
+
+    def _words(self, value) -> int:
+        """32-bit columns of tensor memory that a tile takes, up to where the next one may start."""
+        step = self.target.tmem_step
+        return -(-value.type.shape[1] * value.type.element_type.width // (32 * step)) * step
 
     def _goes_on(self, value) -> bool:
         """Whether a value in tensor memory is formed in the place of another one."""
@@ -279,8 +284,8 @@ class _Storage:
         for value, writer in self.body.index.items():
             dead = writer < i and space_of(value.type) == "tmem" and value not in self.body.yields
             dead = dead and self._find(value) == value and all(r < i for r in self.body.readers[value])
-            if dead and _words(value.type) >= _words(op.out.type):
-                self._columns_short -= _words(op.out.type)
+            if dead and self._words(value) >= self._words(op.out):
+                self._columns_short -= self._words(op.out)
                 return value
         return None
 
@@ -347,11 +352,6 @@ class _Storage:
             edges.append(Edge(writer, reader, 0, 1, steps=1, ordered=False, why=why.format("{src}")))
             edges.append(Edge(reader, writer, 0, 0, ordered=False, why=why.format("{dst}")))
         return edges
-
-
-def _words(kind) -> int:
-    """32-bit columns of tensor memory that a tile takes."""
-    return -(-kind.shape[1] * kind.element_type.width // 32)
 
 
 def _columns_there(values, target) -> int:

@@ -27,9 +27,6 @@ from ..ir.tile import tile_type
 from . import columns, tmem_tiles
 from .registry import register_pass
 
-_UNIT = 32  # columns; tiles start at multiples of it, as allocations do
-
-
 @register_pass("tile-alias-tmem")
 def tile_alias_tmem(module: ir.Module) -> None:
     target = targets.of(module)
@@ -44,17 +41,18 @@ def _place_kernel(kernel, target) -> None:
         return
     conflicts = [{j for j, b in enumerate(tiles) if i != j and tmem_tiles.conflict(a, b, target)} for i, a in enumerate(tiles)]
     room = _room(kernel, tiles, target)
-    widths = [-(-t.words // _UNIT) for t in tiles]
-    if sum(widths) * _UNIT <= room:
+    step = target.tmem_step
+    widths = [-(-t.words // step) for t in tiles]
+    if sum(widths) * step <= room:
         offsets = [sum(widths[:i]) for i in range(len(widths))]
     else:
         offsets = columns.place(widths, conflicts)
-    needed = columns.width_of(widths, offsets) * _UNIT
+    needed = columns.width_of(widths, offsets) * step
     if needed > room:
         raise _does_not_fit(kernel, tiles, target, needed, room)
     for t, offset in zip(tiles, offsets, strict=True):
         for value in t.values:
-            value.set_type(tile_type(value.type.shape, value.type.element_type, f"tmem<{offset * _UNIT}>"))
+            value.set_type(tile_type(value.type.shape, value.type.element_type, f"tmem<{offset * step}>"))
     _write_dependences(tiles)
 
 
@@ -76,7 +74,7 @@ def _does_not_fit(kernel, tiles, target, needed: int, room: int):
     listed = " and ".join(f"{t.name} {t.words}" for t in live)
     across = [t for t in tiles if len(t.spans) == 1 and t in live]
     kept = " and ".join(f"{t.name} {t.words}" for t in across)
-    total = sum(-(-t.words // _UNIT) * _UNIT for t in live)
+    total = sum(-(-t.words // target.tmem_step) * target.tmem_step for t in live)
     blocks = tmem_tiles.block_of(tiles[0].kind)
     why = f"alive at one time: {listed}, {total} columns" + (f"; {kept} live{'s' * (len(across) == 1)} across the loop" if across else "")
     each = f" for each of {blocks} row blocks" if blocks > 1 else ""

@@ -15,7 +15,7 @@ from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from .warp_insert_barriers import _CONTROL, _Consumer, _i64, _place, _walk
+from .warp_insert_barriers import _CONTROL, _Consumer, _i64, _place, _walk, _walk_op
 
 
 class Links:
@@ -68,7 +68,7 @@ class Links:
             if isinstance(op, warp_tmem.TmemLoadOp):
                 with ir.InsertionPoint.after(op.operation):
                     warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("load"), loc=op.location)
-            if _writes_tmem(op) and not _signals_later(op) and _is_read(op.target, block):
+            if _writes_tmem(op) and any(_reads(o, op.target) for o in _walk(block)) and not _signals_first(op):
                 with ir.InsertionPoint.after(op.operation):
                     warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"), loc=op.location)
             if not isinstance(op, (warp_tmem.SignalOp, warp_tmem.AwaitOp)):
@@ -170,15 +170,27 @@ def _writes_tmem(op) -> bool:
     return isinstance(op, warp_tmem.TmemStoreOp) or (isinstance(op, warp_tmem.TmemMapOp) and space_of(op.target.type) == "tmem")
 
 
-def _signals_later(op) -> bool:
-    """Whether a signal, which waits for stores, follows in the same block, or in the one around a `when`."""
+def _signals_first(op) -> bool:
+    """Whether a signal, which waits for stores, follows before this role reads the tile itself: in the same block, or around a `when`."""
     block = op.operation.block
-    if any(isinstance(o, warp_tmem.SignalOp) and op.operation.is_before_in_block(o.operation) for o in block.operations):
-        return True
-    return isinstance(block.owner.opview, warp.WhenOp) and _signals_later(block.owner.opview)
+    for other in block.operations:
+        if not op.operation.is_before_in_block(other.operation):
+            continue
+        if isinstance(other, warp_tmem.SignalOp):
+            return True
+        if any(_reads(inner, op.target) for inner in [other, *_walk_op(other)]):
+            return False
+    return isinstance(block.owner.opview, warp.WhenOp) and _signals_first(_When(block.owner.opview, op.target))
 
 
-def _is_read(region, block) -> bool:
-    """Whether this role loads the tile itself."""
-    loads = [op.source for op in _walk(block) if isinstance(op, warp_tmem.TmemLoadOp)]
-    return region in loads or any(isinstance(op, warp_tmem.TmemMapOp) and region in list(op.inputs) for op in _walk(block))
+class _When:
+    """A `when` in place of the write that it holds."""
+
+    def __init__(self, when, target):
+        self.operation, self.target = when.operation, target
+
+
+def _reads(op, region) -> bool:
+    if isinstance(op, warp_tmem.TmemLoadOp):
+        return op.source == region
+    return isinstance(op, warp_tmem.TmemMapOp) and region in list(op.inputs)

@@ -247,7 +247,7 @@ def _check(op) -> None:
             if space_of(value.type) == "smem" and not isinstance(getattr(value.owner, "opview", None), tile.LoadOp):
                 why = "only loaded tiles are handed to MMAs so far"
                 raise op_diagnostic(op, f"reads {name} from shared memory that this CTA wrote", why=why)
-    if isinstance(op, (tile.FromSharedOp, tile.GlobalAddOp)):
+    if isinstance(op, tile.FromSharedOp) or (isinstance(op, tile.GlobalAddOp) and op.x.type.rank == 2):
         raise op_diagnostic(op, "has no form for one row a thread yet", why="tensor memory is read a lane a row")
     if isinstance(op, tile.VoteAnyOp) and op.rows.value != 32:
         raise op_diagnostic(op, f"votes over {op.rows.value} rows", why="a warp holds 32 rows, one a lane", fix="give it rows = 32")

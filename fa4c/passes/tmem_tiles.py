@@ -134,35 +134,38 @@ def starts_from(op):
     return None
 
 
-def events(block, iteration: int = 0):
-    """(operation, iteration, "run") in schedule order; loops and walks also give themselves, "enter" and "leave"."""
+def events(block, iteration: int = 0, *, turns: int = 2, trips: int = _ITERATIONS):
+    """(operation, iteration, "run") in schedule order; loops and walks also give themselves, "enter" and "leave".
+
+    A loop that holds another one makes `turns` trips, an innermost one `trips`.
+    """
     for op in block.operations:
         name = op.operation.name
         if name == "scf.for":
             yield op, iteration, "enter"
-            yield from _loop_events(op)
+            yield from _loop_events(op, turns, trips)
             yield op, iteration, "leave"
         elif name == "tile.walk":
-            for turn in range(2):  # what one tile of the grid leaves, the next one overwrites
-                yield from events(op.regions[0].blocks[0], turn)
+            for turn in range(3):  # what one tile of the grid leaves, the next one overwrites
+                yield from events(op.regions[0].blocks[0], turn, turns=turns, trips=trips)
         elif name != "scf.yield":
             yield op, iteration, "run"
 
 
-def _loop_events(loop):
+def _loop_events(loop, turns: int, trips: int):
     body = loop.regions[0].blocks[0]
     if any(op.operation.name == "scf.for" for op in body.operations):
-        for turn in range(2):
-            yield from events(body, turn)
+        for turn in range(turns):
+            yield from events(body, turn, turns=turns, trips=trips)
         return
     slots = body_slots(loop)
     others = [op for op in body.operations if not isinstance(op, tile.Scheduled) and op.operation.name != "scf.yield"]
     last = max((slot.stage for slot in slots), default=0)
-    for k in range(_ITERATIONS + last):
-        for op in others if k < _ITERATIONS else []:
+    for k in range(trips + last):
+        for op in others if k < trips else []:
             yield op, k, "run"
         for slot in slots:
-            if 0 <= k - slot.stage < _ITERATIONS:
+            if 0 <= k - slot.stage < trips:
                 yield slot.op, k - slot.stage, "run"
 
 

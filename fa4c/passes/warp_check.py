@@ -61,7 +61,6 @@ _QUADS_ONLY = (
     warp.WgmmaCommitOp,
     warp.WgmmaWaitOp,
     warp.LoadFragmentOp,
-    warp.GlobalAddOp,
 )
 _LANES_ONLY = (warp_tmem.TmemLoadOp, warp_tmem.TmemStoreOp, warp_tmem.TmemMapOp, warp_tmem.TmemWaitOp)
 _NAMED = (warp.BarrierOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
@@ -229,7 +228,7 @@ class _Static:
                 raise op_diagnostic(op, f"shares {kind.shape[1]} columns among {groups} warpgroups", why="a quad of lanes holds 8")
 
     def _lanes(self, role, op) -> None:
-        if isinstance(op, _QUADS_ONLY):
+        if isinstance(op, _QUADS_ONLY) or (isinstance(op, warp.GlobalAddOp) and op.source.type.rank == 2):
             self._wrong_layout(role, op)
         rows = warp_tmem.LANES * role.active.value // 4
         for value in [*op.operation.operands, *op.operation.results]:

@@ -51,6 +51,7 @@ class Target:
     warps_per_warpgroup: int
     named_barriers: int
     tmem_columns: int  # 0: there is no tensor memory
+    tmem_step: int  # tiles there start at multiples of so many columns
     max_cluster: int
     dtypes: tuple[str, ...]  # of MMA operands
     max_head_dim: int

@@ -18,6 +18,7 @@ TARGET = Target(
     warps_per_warpgroup=4,
     named_barriers=16,
     tmem_columns=512,  # B 1.1: 128 lanes x 512 columns x 4 bytes
+    tmem_step=32,  # as allocations do (B 1.1); FA-4's maps keep to it too (B 2.2)
     max_cluster=8,
     dtypes=("bf16", "fp16"),
     max_head_dim=256,

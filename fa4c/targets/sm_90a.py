@@ -18,6 +18,7 @@ TARGET = Target(
     warps_per_warpgroup=4,
     named_barriers=16,  # PTX ISA, bar.sync
     tmem_columns=0,
+    tmem_step=0,
     max_cluster=8,  # PTX ISA: portable size
     dtypes=("bf16", "fp16"),
     max_head_dim=256,  # H 1.1

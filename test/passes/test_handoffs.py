@@ -55,7 +55,9 @@ def test_links_of_the_forward(d, want):
 @pytest.mark.parametrize("d", [64, 128])
 def test_the_same_in_a_walk(d):
     text = tile_level(d, TO_TILE + ",tile-alias-tmem,tile-lpt-grid,tile-persistent")
-    assert links(text) == links(tile_level(d))
+    # where a loop makes no trip nobody waits in it: the MMA role would be a tile ahead of who reads its result
+    more = [("compute", "mma", "tile.map", "scf.for", 1)] if "tile.walk" in text else []
+    assert sorted(links(text)) == sorted(links(tile_level(d)) + more)
 
 
 def test_a_gemm_hands_over_its_start_and_its_end():
