@@ -19,6 +19,16 @@ def kept(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("FA4C_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+# All of them are right on sm_100a too (FA4C_TARGET=sm_100a); a sample of them here.
+ON_SM100A = CASES[::5]
+
+
+@pytest.mark.parametrize("case", ON_SM100A, ids=str)
+def test_edge_with_sums_in_tensor_memory(case, monkeypatch):
+    monkeypatch.setenv("FA4C_TARGET", "sm_100a")
+    test_edge(case)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_edge(case):
     results, rows = run(case, "emulator")
