@@ -174,8 +174,8 @@ class TmemWaitOp(Operation, name="tmem_wait"):
 class TmemMapOp(Operation, name="tmem_map"):
     """target[i, j] = body(inputs[i, j]..., row i, column j), `columns` columns at a time, so that a wide tile takes few registers.
 
-    Target and inputs of its shape lie in tensor memory or in fragments, row vectors and rows of column values in fragments. What it reads there is loaded, and
-    waited for, before it writes; an input may be the target.
+    Target and inputs of its shape lie in tensor memory or in fragments, row vectors and rows of column values in fragments. What it reads
+    there is loaded, and waited for, before it writes; an input may be the target.
     """
 
     target: ext.Operand[Any]

@@ -27,6 +27,7 @@ from ..ir.tile import tile_type
 from . import columns, tmem_tiles
 from .registry import register_pass
 
+
 @register_pass("tile-alias-tmem")
 def tile_alias_tmem(module: ir.Module) -> None:
     target = targets.of(module)
