@@ -25,6 +25,8 @@ CASES = {
     "by columns, over two warpgroups": (150, 64, 128, 128, None),
     "by columns, half of the last dimension outside": (130, 64, 256, 128, 200),
     "by columns, a share partly outside": (30, 64, 128, 128, 104),
+    "by columns, a share half a swizzle span wide": (100, 64, 64, 128, None),
+    "by columns, a share that is no power of two": (70, 64, 96, 128, None),
     "by rows, over two warpgroups": (60, 128, 64, 128, None),
     "one warpgroup": (70, 64, 128, 64, None),
     "by columns, over three warpgroups": (100, 64, 192, 192, None),
@@ -83,7 +85,7 @@ def replaced(old: str, new: str) -> str:
 
 
 REFUSED = {
-    "shares that cut a swizzle span": (backward_programs.transposed_gemm(64, 64), "'tile.mma' shares 64 columns among 2 warpgroups"),
+    "shares of no whole span": (backward_programs.transposed_gemm(64, 80), "has rows of 80 bytes in shared memory for each of the warp"),
     "a row vector that both warpgroups hold": (
         backward_programs.transposed_gemm().replace("tensor<128xf32, #tile.reg>", "tensor<64xf32, #tile.reg>").replace(
             '  "tile.global_add"(%ones', '  %wide = "tile.splat"() {value = 0.0 : f32} : () -> tensor<128xf32, #tile.reg>\n'
