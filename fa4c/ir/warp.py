@@ -764,6 +764,11 @@ def values_held(kind, warpgroups: int) -> int:
     return 2 if kind.rank == 1 or kind.shape[1] == 4 else kind.shape[1] // 2 // column_shares(kind, warpgroups)
 
 
+def registers_held(kind, warpgroups: int) -> int:
+    """32-bit registers of one thread for a register tile."""
+    return -(-values_held(kind, warpgroups) * max(16, bits_of(kind.element_type)) // 32)
+
+
 def has_barriers(kernel) -> bool:
     """Whether a `warp.kernel` is complete: barriers, waits and turns are in it, and passes that insert such leave it alone."""
     return any(isinstance(op, InitBarriersOp) for op in kernel.body.blocks[0].operations)

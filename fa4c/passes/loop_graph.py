@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..ir import tile
+from ..ir import tile, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import Scheduled, space_of
 from .modulo import Edge, Graph, Op
-from .op_costs import Cost, cost
+from .op_costs import Cost, cost, warpgroups
+from .register_pressure import Version
 
 _WRITES = (tile.StoreOp, tile.GlobalAddOp)
 _IN_BUFFERS = (tile.LoadOp, tile.ToSharedOp)
@@ -53,6 +54,7 @@ class LoopGraph:
     ops: list
     costs: list[Cost]
     graph: Graph
+    versions: list[Version]  # of its register tiles
 
     def name(self, i: int) -> str:
         """For diagnostics."""
@@ -66,10 +68,12 @@ def build(loop, target) -> LoopGraph:
     body = _Body(loop)
     costs = [cost(op, target) for op in body.ops]
     graph_ops = [_graph_op(op, c) for op, c in zip(body.ops, costs, strict=True)]
-    edges = [*_data_edges(body, costs, target), *_effect_edges(body, costs), *_Storage(body, costs, target).edges()]
+    storage = _Storage(body, costs, target)
+    edges = [*_data_edges(body, costs, target), *_effect_edges(body, costs), *storage.edges()]
     stored = [op.target for op in body.ops if isinstance(op, _WRITES)]
     free = frozenset(i for i, op in enumerate(body.ops) if isinstance(op, tile.LoadOp) and op.source not in stored)
-    return LoopGraph(loop, body.ops, costs, Graph(tuple(graph_ops), _strongest(edges), free))
+    groups = warpgroups(body.ops[0], target)
+    return LoopGraph(loop, body.ops, costs, Graph(tuple(graph_ops), _strongest(edges), free), storage.versions(groups))
 
 
 def _strongest(edges: list[Edge]) -> tuple[Edge, ...]:
@@ -305,6 +309,23 @@ class _Storage:
 
     def _writers(self, place) -> list[int]:
         return sorted(i for value, i in self.body.index.items() if self._find(value) == place)
+
+    def versions(self, groups: int) -> list[Version]:
+        """What is held in registers, with all who read it: also as the next iteration's carried argument."""
+        found = []
+        for value, i in self.body.index.items():
+            if space_of(value.type) != "reg" or value.type.rank != 2:
+                continue
+            size = warp.registers_held(value.type, groups)
+            readers = [(r, 0) for r in self.body.readers[value]]
+            for argument, yielded in self.body.carried.items():
+                later = [(r, 1) for r in self.body.readers[argument]] if yielded == value else []
+                if argument in self.copied and later:
+                    found.append(Version(self._find(argument), size, i, tuple(later), copied=True))
+                else:
+                    readers += later
+            found.append(Version(self._find(value), size, i, tuple(readers)))
+        return found
 
     # -- edges
 

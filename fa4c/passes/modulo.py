@@ -16,7 +16,7 @@ works for iteration k - s, and operations are issued in ascending order. `pipeli
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -96,11 +96,12 @@ _FEW, _MANY = 64, 300  # choices of stages: so many are all looked at; more stag
 
 
 def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_stage: Mapping[int, int] | None = None,
-             pinned_order: Sequence[int] = (), limit: int = 400) -> Schedule:
+             pinned_order: Sequence[int] = (), limit: int = 400,
+             excess: Callable[[Sequence[int], Sequence[int]], int] = lambda stages, order: 0) -> Schedule:
     """The best (stage, order) with at most `stages` stages; 0: as many as `movable` operations depend on each other in a row.
 
     Only `movable` operations may be put off to a later step than their operands allow; all others run in the first step that can have
-    them. Best is the smallest `ii`, then the fewest groups of adjacent operations of one unit in a step (each group is one turn at the
+    them. Best is the least `excess(stages, order)`, what the schedule needs beyond what there is; then the smallest `ii`, then the fewest groups of adjacent operations of one unit in a step (each group is one turn at the
     unit), then the lowest stages. If there is much to choose from, one more stage is only tried while streams and units have idle clocks
     left. `pinned_stage` and `pinned_order` (operations in the order they must have) are kept. Each search ends after `limit`
     decisions, all together after ten times as many, with the best found so far, then not `exact`.
@@ -112,19 +113,20 @@ def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_
         if depth ** len(movable) > _MANY and best is not None:
             break
         for (bound, groups, total), assigned in _candidates(graph, movable, depth, pinned_stage, seen):
-            if best is not None and (bound, groups, total, assigned) >= best[0]:
+            fits = best is not None and best[0][0] == 0
+            if fits and (0, bound, groups, total, assigned) >= best[0]:
                 break
             try:
-                found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best[1].ii if best else None, limit=min(limit, left))
+                found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best[1].ii if fits else None, limit=min(limit, left))
             except Unschedulable as error:
                 failure = failure or error
                 continue
             left -= found.decided
             found.stages, found.order = assigned, step_order(graph, assigned, found, pinned_order=pinned_order, limit=min(limit, left))
-            key = (found.ii, _groups(graph, found.order), total, assigned)
+            key = (excess(assigned, found.order), found.ii, _groups(graph, found.order), total, assigned)
             if best is None or key < best[0]:
                 best = key, found
-        if best is not None and best[1].ii == _busiest(graph):
+        if best is not None and best[0][0] == 0 and best[1].ii == _busiest(graph):
             break
     if best is None:
         raise failure or Unschedulable(_circle(graph))

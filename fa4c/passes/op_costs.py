@@ -64,7 +64,7 @@ def _mma(op, target) -> Cost:
     m, n = op.out.type.shape
     k = op.a.type.shape[0 if op.transpose_a.value else 1]
     by_rows = -(-m // target.mma.m)
-    by_columns = max(1, _warpgroups(op, target) // by_rows)
+    by_columns = max(1, warpgroups(op, target) // by_rows)
     operand_bytes = _bytes(op.b.type) * by_rows + (_bytes(op.a.type) * by_columns if space_of(op.a.type) == "smem" else 0)
     clocks = _clocks(2 * m * n * k / target.mma_flops, operand_bytes / target.smem_bytes_per_clk)
     n = n // by_columns
@@ -72,7 +72,7 @@ def _mma(op, target) -> Cost:
     return Cost("tensor", clocks, issue, clocks, asynchronous=True)
 
 
-def _warpgroups(op, target) -> int:
+def warpgroups(op, target) -> int:
     """Of the kernel: the tile with the most rows gives each 64 of them."""
     if target.mma.accumulator != "reg":
         return 1

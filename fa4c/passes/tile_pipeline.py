@@ -19,6 +19,8 @@ After:   %s = "tile.mma"(%q, %k) {order = 1 : i64, stage = 0 : i64, ...}
          %p = "tile.map"(%s) ({...}) {order = 4 : i64, stage = 0 : i64, ...}
          %o1 = "tile.mma"(%p, %v, %o) {order = 3 : i64, stage = 1 : i64, ...}
 
+A schedule whose tiles need more registers than a thread has is taken only if none needs fewer: ptxas would spill, or serialise the MMAs.
+
 Options: `stages`, at most so many (1: no overlap between iterations; 0: chosen); `buffers`, so many for every load of such loops (0: as
 the loads say). A `stage` that an operation already has is kept, and so is an `order` relative to those of other operations, or refused
 naming what it would break. Runs after all passes that add or change operations of the loop.
@@ -34,7 +36,10 @@ from ..ir import tile
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
 from . import loop_graph, modulo
+from ._attn_to_tile_shape import register_budget
 from .loop_graph import LoopGraph
+from .op_costs import warpgroups
+from .register_pressure import OTHER_REGISTERS, most_alive
 from .registry import register_pass
 
 
@@ -74,7 +79,8 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
         _put_off(graph_of, pins)
     movable = [i for i in graph.stepped() if isinstance(graph_of.ops[i], (tile.MmaOp, tile.GlobalAddOp))]
     try:
-        found = modulo.pipeline(graph, movable, stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order))
+        found = modulo.pipeline(graph, movable, stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order),
+                                excess=_register_excess(graph_of, target))
     except modulo.Unschedulable as error:
         raise _refusal(graph_of, pins, stages, error) from None
     places = _with_loads(graph_of, found, pins)
@@ -92,6 +98,18 @@ def _put_off(graph_of: LoopGraph, pins: _Pins) -> None:
     waiting = {e.dst for e in graph.edges if e.dst in mmas and graph.ops[e.src].stream == "compute" and e.distance == 0 and e.ordered}
     for i in mmas:
         pins.stages.setdefault(i, int(i in waiting))
+
+
+def _register_excess(graph_of: LoopGraph, target):
+    """(stages, order) -> how many registers of a thread the loop's tiles need beyond those of a compute warpgroup."""
+    if target.mma.accumulator != "reg":
+        return lambda stages, order: 0
+    budget = register_budget(target, warpgroups(graph_of.ops[0], target)) - OTHER_REGISTERS
+
+    def excess(stages, order) -> int:
+        return max(0, most_alive(graph_of.ops, graph_of.graph.edges, graph_of.versions, stages, order) - budget)
+
+    return excess
 
 
 def _with_loads(graph_of: LoopGraph, found: modulo.Schedule, pins: _Pins) -> list[tuple[int, int]]:

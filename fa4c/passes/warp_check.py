@@ -76,10 +76,9 @@ def _walk(block):
 
 def _registers(kind, warpgroups: int, layout: str) -> int:
     """32-bit registers of a thread for a register tile."""
-    if layout == "lanes":
-        values = 1 if kind.rank == 1 else kind.shape[1]
-    else:
-        values = warp.values_held(kind, warpgroups)
+    if layout != "lanes":
+        return warp.registers_held(kind, warpgroups)
+    values = 1 if kind.rank == 1 else kind.shape[1]
     return -(-values * max(16, warp.bits_of(kind.element_type)) // 32)
 
 

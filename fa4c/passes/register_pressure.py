@@ -1,0 +1,58 @@
+"""How many registers of a thread the tiles of a software-pipelined loop need at once, for given stages and order.
+
+A version of a tile is alive from the operation that computes it to its last reader, which may be an iteration later; what an MMA reads or
+writes is in use until the MMA is complete, that is until the first operation behind it that waits for it or for a later one (they
+finish in order), or to the end of the step. Versions that share a place are never alive together, so a place counts once. An elementwise
+operation frees its operands as it fills its result. Row vectors, addresses and counters are in `OTHER_REGISTERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir import tile
+
+# beside the tiles: as attn-to-tile counts; 208 of tiles and no more fit a backward at head dim 128 in 240 registers (ptxas serialises
+# its MMAs at 224)
+OTHER_REGISTERS = 32
+
+
+@dataclass(frozen=True)
+class Version:
+    """What operation `writer` puts into `place`, `registers` a thread; `readers`: (operation, iterations later)."""
+
+    place: object
+    registers: int
+    writer: int
+    readers: tuple[tuple[int, int], ...]
+    copied: bool = False  # made at the end of the writer's step
+
+
+def most_alive(ops: Sequence, edges: Sequence, versions: Sequence[Version], stages: Sequence[int], order: Sequence[int]) -> int:
+    """Registers of tiles, where it is most. `order`: the operations as a step issues them."""
+    at = {i: n for n, i in enumerate(order)}
+    complete = _completions(ops, edges, stages, at)
+    count = len(order)
+    alive: dict = {}  # place -> (registers, positions of a step behind which it is alive)
+    for v in versions:
+        start = stages[v.writer] * count + (count - 1 if v.copied else at[v.writer])
+        ends = [(stages[r] + d) * count + complete.get(r, at[r]) for r, d in v.readers if r in at]
+        ends.append(stages[v.writer] * count + complete.get(v.writer, at[v.writer]))
+        registers, positions = alive.setdefault(v.place, (v.registers, set()))
+        positions.update(t % count for t in range(start, min(max(ends), start + count)))
+    return max((sum(registers for registers, positions in alive.values() if p in positions) for p in range(count)), default=0)
+
+
+def _completions(ops, edges, stages, at) -> dict[int, int]:
+    """MMA -> the position behind which it is known to be complete."""
+    waits = []  # (position of the waiting operation, position of the MMA)
+    for e in edges:
+        same_step = e.src in at and e.dst in at and stages[e.dst] + e.distance == stages[e.src]
+        if same_step and isinstance(ops[e.src], tile.MmaOp) and e.ordered and not e.from_issue and at[e.dst] > at[e.src]:
+            waits.append((at[e.dst], at[e.src]))
+    found = {}
+    for i in at:
+        if isinstance(ops[i], tile.MmaOp):
+            found[i] = min((p for p, mma in waits if mma >= at[i]), default=len(at))
+    return found
