@@ -101,10 +101,11 @@ def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_
     """The best (stage, order) with at most `stages` stages; 0: as many as `movable` operations depend on each other in a row.
 
     Only `movable` operations may be put off to a later step than their operands allow; all others run in the first step that can have
-    them. Best is the least `excess(stages, order)`, what the schedule needs beyond what there is; then the smallest `ii`, then the fewest groups of adjacent operations of one unit in a step (each group is one turn at the
-    unit), then the lowest stages. If there is much to choose from, one more stage is only tried while streams and units have idle clocks
-    left. `pinned_stage` and `pinned_order` (operations in the order they must have) are kept. Each search ends after `limit`
-    decisions, all together after ten times as many, with the best found so far, then not `exact`.
+    them. Best is the least `excess(stages, order)`, what the schedule needs beyond what there is; then the smallest `ii`, then the fewest
+    groups of adjacent operations of one unit in a step (each group is one turn at the unit), then the lowest stages. If there is much to
+    choose from, one more stage is only tried while streams and units have idle clocks left. `pinned_stage` and `pinned_order` (operations
+    in the order they must have) are kept. Each search ends after `limit` decisions, all together after ten times as many, with the best
+    found so far, then not `exact`.
     """
     pinned_stage = dict(pinned_stage or {})
     highest = stages or max(_depth(graph, movable), 1 + max(pinned_stage.values(), default=0))

@@ -1,0 +1,88 @@
+"""The fused backward, S to dQ in one loop: schedule, registers, and numbers on the emulator against float64."""
+
+import dataclasses
+import functools
+import re
+
+import compiled
+import pytest
+
+from fa4c import targets
+from fa4c.cli.main import main
+from fa4c.ir.context import new_context, parse_module
+from fa4c.passes import loop_graph, tile_pipeline
+from fa4c.passes.register_pressure import OTHER_REGISTERS, most_alive
+from fa4c.passes.registry import run_pipeline
+from fa4c.runtime import artifact
+
+FUSED = (("attn-split-backward", "fuse", "true"),)
+TO_TILES = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,attn-transpose-recompute,"
+            "attn-simplify-mask,attn-to-tile")
+
+
+@functools.cache
+def built(example: str, head_dim: int):
+    text = (compiled.EXAMPLES / example).read_text()
+    return compiled.kernel_of_text(text, example, direction="bwd", head_dim=(head_dim, head_dim), overrides=FUSED)
+
+
+def plan(head_dim: int, **changes):
+    """The schedule of the main kernel's loop, and the registers its tiles need; `changes` to the target that schedules."""
+    with new_context():
+        module = parse_module((compiled.EXAMPLES / "causal.mlir").read_text(), "causal.mlir")
+        run_pipeline(module, f"attn-retype{{head-dim={head_dim},{head_dim}}},{TO_TILES}")
+        target = dataclasses.replace(targets.of(module), **changes)
+        (loop,) = loop_graph.pipelined_loops(module)
+        found = tile_pipeline.plan_loop(loop, target)
+        graph = found.loop
+        order = sorted(graph.graph.stepped(), key=lambda i: found.orders[i])
+        names = [re.sub(r" .*", "", graph.name(i)) + " " + graph.ops[i].operation.name for i in order]
+        alive = most_alive(graph.ops, graph.graph.edges, graph.versions, found.stages, order)
+        return found, [name.split()[1].removeprefix("tile.") for name in names], [found.stages[i] for i in order], alive
+
+
+def test_the_tensor_cores_are_busy_at_head_dim_64():
+    """Five GEMMs of 256 clocks each. Scores of the next block are issued before the products of this block's dS."""
+    found, operations, stages, alive = plan(64)
+    assert found.ii <= 1.11 * 5 * 256
+    assert max(stages) == 1 and operations[0] == "mma" and stages[0] == 0  # S of a new block comes first
+    products = [n for n, (kind, stage) in enumerate(zip(operations, stages, strict=True)) if kind == "mma" and stage == 1]
+    assert products and max(products) < operations.index("map")  # dK and dQ of the block before run under the elementwise work
+    assert alive <= 240 - OTHER_REGISTERS
+
+
+def test_registers_decide_at_head_dim_128():
+    """Two accumulators of 64 registers leave room for one block only: no operation is put off, and the clocks are nearly as few."""
+    found, operations, stages, alive = plan(128)
+    assert found.ii <= 1.03 * 5 * 512
+    assert set(stages) == {0}
+    assert alive == 208 == 240 - OTHER_REGISTERS
+    assert operations[-3:] == ["mma", "mma", "global_add"]  # dQ is added while dK runs
+
+
+def test_with_more_registers_it_overlaps_blocks():
+    found, _, stages, alive = plan(128, registers=2 * 65536, max_registers_per_thread=512)
+    assert max(stages) >= 1 and alive > 208
+    assert found.ii < plan(128)[0].ii
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_nothing_is_spilled(head_dim):
+    manifest, members = built("causal.mlir", head_dim)
+    for kernel in manifest["kernels"].values():
+        assert kernel["stack_bytes"] == kernel["local_bytes"] == 0
+    (ptx,) = [data.decode() for name, data in members.items() if name.endswith("main.ptx")]
+    assert ".local" not in ptx
+    added = re.findall(r"red\.relaxed\.gpu\.global\.add\.v2\.f32 \[%rd\d+\+(\d+)\]", ptx)
+    assert len(added) == added.count("0") * head_dim // 16  # of 64 rows 32 columns, or 64, a thread: pairs, 8 columns apart
+    assert "add.f32 [" not in ptx
+
+
+@pytest.mark.parametrize("case", ["causal.mlir 64 m=70,n=140", "causal.mlir 128 m=150,n=200", "full.mlir 96 m=65,n=129"])
+def test_on_the_emulator(case, tmp_path, capsys):
+    """Odd sizes, grouped heads; compared with autograd in float64. The emulator fails on any hazard."""
+    example, head_dim, sizes = case.split()
+    file = tmp_path / "fused.fa4c"
+    artifact.write(file, *built(example, int(head_dim)))
+    assert main(["run", str(file), "--check", "--backend", "emulator", "--shape", f"b=1,hq=2,hkv=1,{sizes}"]) in (0, None)
+    assert len(re.findall(r"^d[qkv] .* ok$", capsys.readouterr().out, re.MULTILINE)) == 6
