@@ -285,7 +285,7 @@ def test_carried_tiles_are_copied_only_if_they_must_be(late, copies):
 
 
 def test_stages_and_order_follow_from_the_numbers_of_the_target():
-    """What fills the tensor cores during this block's exponentials depends on how long these take."""
+    """What fills the tensor cores during this block's exponentials depends on how long these take, and on what registers can hold."""
     names = "q s do dp p pc dv ds dsc sds dq dk dqc sdq store".split()
     module = parse_module(programs.five_mmas())
 
@@ -295,9 +295,11 @@ def test_stages_and_order_follow_from_the_numbers_of_the_target():
         mmas = [i for i in sorted(range(15), key=plan.orders.__getitem__) if names[i] in ("s", "dp", "dv", "dq", "dk")]
         return plan.ii, " ".join(names[i] + "'" * plan.stages[i] for i in mmas)
 
-    assert step() == (2560, "s dq' dk' dp dv")  # five MMAs of 512 clocks, never waiting
-    assert step(mufu=4) == (3081, "s dv' dq' dk' dp")  # four times as long: dV too is put off
-    assert step(mma_flops=8192) == (2048, "dq' s dp dk' dv")
+    room = {"registers": 2 * 65536, "max_registers_per_thread": 512}
+    assert step(**room) == (2560, "s dq' dk' dp dv")  # five MMAs of 512 clocks, never waiting
+    assert step(**room, mufu=4) == (3081, "s dv' dq' dk' dp")  # four times as long: dV too is put off
+    assert step(**room, mma_flops=8192) == (2048, "dq' s dp dk' dv")
+    assert step() == (2628, "s dp dv dq dk")  # 240 registers a thread hold one block at a time
 
 
 def test_durations_follow_from_the_numbers_of_the_target():
