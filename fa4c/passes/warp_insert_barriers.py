@@ -63,7 +63,7 @@ class _Kernel:
         self.top = kernel.body.blocks[0]
         self.roles = [op for op in self.top.operations if isinstance(op, warp.RoleOp)]
         self.buffers = [op for op in self.top.operations if isinstance(op, warp.BufferOp)]
-        self.exchange_ids = {}  # (role, scope) -> the barriers of its exchanges
+        self.ids = {}  # (role, scope) -> its barriers
         self.free_ids = sorted(set(range(1, 16)) - _used_ids(self.roles))
 
     def run(self) -> None:
@@ -82,13 +82,14 @@ class _Kernel:
             else:
                 _Consumer(self, role, read).run()
             self.links.guard(role)
-            order_exchanges(role, lambda op, scope, role=role: self._exchange_id(role, op, scope))
+            order_exchanges(role, lambda op, scope, role=role: self.barrier_id(role, op, scope))
         self.links.erase()
 
-    def _exchange_id(self, role, op, scope: str) -> int:
-        if (role, scope) not in self.exchange_ids:
-            self.exchange_ids[role, scope] = self.take_ids(op, role.active.value // 4 if scope == "warpgroup" else 1)
-        return self.exchange_ids[role, scope]
+    def barrier_id(self, role, op, scope: str) -> int:
+        """One barrier serves all places of a scope: the same warps meet there, one time after the other."""
+        if (role, scope) not in self.ids:
+            self.ids[role, scope] = self.take_ids(op, role.active.value // 4 if scope == "warpgroup" else 1)
+        return self.ids[role, scope]
 
     def take_ids(self, op, count: int) -> int:
         """The first of `count` neighbouring named barriers that nothing uses."""
@@ -408,7 +409,7 @@ class _Consumer:
         with ir.InsertionPoint(op), op.location:
             if any(_overlap(op.buffer, other) for other in self.rings):
                 self._retire(len(self.in_flight), op.location)
-                warp.BarrierOp(id=_i64(self.kernel.take_ids(op, 1)), scope=ir.StringAttr.get("role"))
+                warp.BarrierOp(id=_i64(self.kernel.barrier_id(self.role, op, "role")), scope=ir.StringAttr.get("role"))
             if _level(op) and op.buffer in self.tma_stored:  # the last iteration's store may still read the buffer
                 self._wait_for_stores(op.location)
                 self._warpgroup_barrier(op)
@@ -419,7 +420,7 @@ class _Consumer:
             warp.StoreWaitOp(pending=_i64(0), loc=loc)
 
     def _warpgroup_barrier(self, op) -> None:
-        warp.BarrierOp(id=_i64(self.kernel.take_ids(op, self.role.active.value // 4)), scope=ir.StringAttr.get("warpgroup"))
+        warp.BarrierOp(id=_i64(self.kernel.barrier_id(self.role, op, "warpgroup")), scope=ir.StringAttr.get("warpgroup"))
 
     def _tma_store(self, op) -> None:
         if op.buffer not in self.written:
