@@ -9,8 +9,9 @@ dQ = dS K. Two things must hold (PTX ISA, async proxy; wgmma):
 
 Where a barrier is missing follows from the order of writes, reads, waits and barriers as the role runs: it is run here without data,
 for several trip counts of its loops, and at the first operation that something is missing for, that is put before it; then again from
-the start, until nothing is missing. What only the first iteration of a loop lacks is put before the loop. So one barrier an iteration is found to be enough where a slot is written two iterations later, and
-a second one to be needed with a single slot. All warpgroups run the same program, so one of them stands for all.
+the start, until nothing is missing. What a loop's first iteration lacks because of reads before the loop is put before the loop. So one
+barrier an iteration is found to be enough where a slot is written two iterations later, and a second one to be needed with a single slot.
+All warpgroups run the same program, so one of them stands for all.
 """
 
 from __future__ import annotations
@@ -92,15 +93,19 @@ def _before(op):
 
 
 class _Missing(Exception):
-    """(operation, what to put before it, scope of a barrier)"""
+    """(operation, what to put before it, scope of a barrier); `read_at`: when a slot was last read that is to be written."""
+
+    def __init__(self, op, what: list, scope: str, read_at: int | None = None):
+        super().__init__(op, what, scope)
+        self.read_at = read_at
 
 
-def _in_front_of(loop, missing: _Missing) -> _Missing:
-    """What a slot's first writing in a loop lacks is put before the loop: it concerns what came before, and not each iteration."""
+def _in_front_of(loop, entered: int, missing: _Missing) -> _Missing:
+    """What a loop's first iteration lacks to write a slot that was read before the loop is put before the loop, not into each iteration."""
     op, what, scope = missing.args
-    if not isinstance(op, warp.StoreSharedOp) or op.operation.parent != loop.operation:
+    if missing.read_at is None or missing.read_at >= entered or op.operation.parent != loop.operation:
         return missing
-    return _Missing(loop, [("wait", 0) if kind == "wait" else (kind, argument) for kind, argument in what], scope)
+    return _Missing(loop, [("wait", 0) if kind == "wait" else (kind, argument) for kind, argument in what], scope, missing.read_at)
 
 
 class _Scalars(SampledScalars):
@@ -124,6 +129,7 @@ class _Run:
         self.written = {}  # cell -> "written", then "fenced", then (by a barrier) "visible"
         self.in_flight, self.open = [], set()  # cells that groups of MMAs read
         self.read = set()  # cells whose MMAs are complete, but no barrier came since
+        self.read_at, self.clock = {}, 0  # cell -> the number of the last MMA that read it
 
     def first_missing(self):
         try:
@@ -150,14 +156,14 @@ class _Run:
 
     def _loop(self, op) -> None:
         lower, upper, step = (self.scalars.value(v) for v in list(op.operation.operands)[:3])
-        body = op.regions[0].blocks[0]
+        body, entered = op.regions[0].blocks[0], self.clock
         for i in range(lower, upper, max(step, 1)):
             self._forget(body)
             self.scalars.known[body.arguments[0]] = i
             try:
                 self._block(body)
             except _Missing as missing:
-                raise (_in_front_of(op, missing) if i == lower else missing) from None
+                raise (_in_front_of(op, entered, missing) if i == lower else missing) from None
 
     def _forget(self, block) -> None:
         for op in _walk(block):
@@ -178,7 +184,7 @@ class _Run:
         if flying:
             needs.append(("wait", len(self.in_flight) - flying[-1] - 1))
         if flying or cell in self.read:
-            raise _Missing(op, [*needs, ("barrier", None)], self.scopes[op.buffer])
+            raise _Missing(op, [*needs, ("barrier", None)], self.scopes[op.buffer], self.read_at[cell])
         self.written[cell] = "written"
 
     def wgmma(self, op) -> None:
@@ -190,6 +196,8 @@ class _Run:
                 fence = [("fence", None)] if self.written[cell] == "written" else []
                 raise _Missing(op, [*fence, ("barrier", None)], self.scopes[buffer])
             self.open.add(cell)
+            self.read_at[cell] = self.clock
+        self.clock += 1
 
     def commit(self, op) -> None:
         self.in_flight.append(self.open)
