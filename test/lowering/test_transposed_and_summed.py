@@ -85,7 +85,7 @@ def replaced(old: str, new: str) -> str:
 
 
 REFUSED = {
-    "shares of no whole span": (backward_programs.transposed_gemm(64, 80), "has rows of 80 bytes in shared memory for each of the warp"),
+    "shares of no whole span": (backward_programs.transposed_gemm(64, 80), "'tile.mma' shares 80 columns among 2 warpgroups"),
     "a row vector that both warpgroups hold": (
         backward_programs.transposed_gemm().replace("tensor<128xf32, #tile.reg>", "tensor<64xf32, #tile.reg>").replace(
             '  "tile.global_add"(%ones', '  %wide = "tile.splat"() {value = 0.0 : f32} : () -> tensor<128xf32, #tile.reg>\n'
