@@ -6,7 +6,7 @@ from .. import targets
 from ..ir import tile, warp
 from ..ir.attn_signature import attn_functions
 from ..ir.context import new_context, parse_module, print_module
-from ..ir.diagnostics import Diagnostic
+from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
 from ..passes.pipelines import pipeline as standard_pipeline
 from ..passes.registry import run_pipeline
@@ -84,6 +84,8 @@ def compile_text(
         for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, deterministic):
             run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=watch, timing=timing)
             levels[level] = print_module(module, locations)
+            if deterministic and level == "tile":
+                _require_fixed_order(module)
         if emit in LEVELS:
             return print_module(module, locations)
         _require_warp(module, filename)
@@ -106,6 +108,25 @@ def compile_text(
             members[f"{stem}.cute.py"] = sources[kernel].encode()
         members.update({f"{made['name']}.{level}.mlir": ir_text.encode() for level, ir_text in levels.items()})
         return made, members
+
+
+def _require_fixed_order(module) -> None:
+    """No sum in memory that CTAs add to as they come."""
+    found = []
+
+    def look(op):
+        if isinstance(op.opview, tile.GlobalAddOp):
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    if found:
+        raise op_diagnostic(
+            found[0],
+            "adds to what other CTAs add to, in any order",
+            why="a deterministic kernel gives the same bits in every run",
+            fix="derive without that gradient (--set attn-derive-backward.wrt=q,k,v), or leave out --deterministic",
+        )
 
 
 def _compile_both(text, filename, pipeline, emit, **options):

@@ -23,6 +23,7 @@ from ._attn_to_tile_shape import backward_columns, backward_registers, register_
 from .registry import register_pass
 
 _GROUPS = 2  # compute warpgroups of a kernel: 128 rows
+_SPAN = 16  # columns: what warpgroups that share the columns of a sum take are whole spans, padding included
 _USUAL_HALVES = 5  # what `backward_registers` counts: P and dP in f32, one of them in 16 bits
 
 
@@ -96,6 +97,8 @@ def _fits(group, target, further: int) -> bool:
     widths = [t.shape[-1] for t in group if stationary in t.dims and len(t.dims) == 2]
     streamed = [t.shape[-1] for t in group if stationary not in t.dims and len(t.dims) == 2]
     if backward_columns(target, widths) > target.tmem_columns:
+        return False
+    if any(-(-width // target.mma.k) * target.mma.k % (_GROUPS * _SPAN) for width in streamed):
         return False
     columns = target.mma.m if streamed else target.mma.m // 2
     more = -(-target.mma.m * columns * further // (2 * 32 * target.warps_per_warpgroup))
