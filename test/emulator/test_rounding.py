@@ -283,3 +283,21 @@ def test_modifiers_without_a_rule_are_refused(line):
     with pytest.raises(EmulatorError) as caught:
         launch(ptx(line, target="sm_100a"), "k", 1, 32, (1, 1, 1), 0, [])
     assert line.split()[0] in str(caught.value) and caught.value.line == 17 and "not supported" in str(caught.value)
+
+
+# The ISA: 0 unless the source is f64 or the result has 64 bits, then the sign bit alone. Small results as an H200 gives them.
+NAN_TO_INTEGER = [
+    ("rzi.s32.f32", 0), ("rni.u32.f32", 0), ("rzi.s64.f32", 1 << 63), ("rmi.u64.f32", 1 << 63), ("rzi.s64.f64", 1 << 63),
+    ("rpi.u64.f64", 1 << 63), ("rzi.s32.f64", 1 << 31), ("rni.u32.f64", 1 << 31),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind,wanted", NAN_TO_INTEGER)
+def test_nan_to_an_integer(kind, wanted):
+    _, to, frm = kind.split(".")
+    nans = np.array([0x7FC00000] * 32, np.uint32) if frm == "f32" else np.array([0x7FF8 << 48] * 32, np.uint64)
+    target, source = "%D" if to.endswith("64") else "%d", "%x" if frm == "f32" else "%X"
+    from test_scalar import run3
+
+    got = run3(f"cvt.{kind} {target}, {source};", nans, nans, nans, out_bytes=int(to[1:]) // 8, width=nans.itemsize)
+    assert {int(v) for v in got} == {wanted}

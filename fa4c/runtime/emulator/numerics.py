@@ -240,16 +240,18 @@ _LIMITS = {k: (np.iinfo(k).min, np.iinfo(k).max) for k in ("u1", "u2", "u4", "u8
 
 
 def float_to_int(f, kind, mode):
-    """cvt.{rni,rzi,rmi,rpi}.INT.FLOAT: saturates, NaN gives 0 (0x8000... for 64 bits is not modelled)."""
-    f = f.astype(F8)
+    """cvt.{rni,rzi,rmi,rpi}.INT.FLOAT: saturates; NaN gives 0, or the sign bit alone from an f64 or to 64 bits."""
+    sign_bit = 1 << (8 * np.dtype(kind).itemsize - 1) if f.dtype == F8 or kind in ("i8", "u8") else 0
+    nan = f != f
+    f = where(nan, 0.0, f.astype(F8))
     r = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](f)
     lo, hi = _LIMITS[kind]
-    r = where(r != r, 0.0, r)
     out = np.empty(r.shape, kind)
     big, small = r >= float(hi), r <= float(lo)
     mid = ~(big | small)
     out[mid] = r[mid].astype(kind)
     out[big], out[small] = hi, lo
+    out[nan] = -sign_bit if kind[0] == "i" else sign_bit
     return out
 
 

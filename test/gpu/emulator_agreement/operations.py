@@ -38,12 +38,14 @@ cvt.rni.u32.f32 %0,%1; cvt.rn.f32.s32 %0,%1; cvt.rz.f32.s32 %0,%1; cvt.rm.f32.s3
 cvt.rn.f16x2.f32 %0,%1,%2; cvt.rz.f16x2.f32 %0,%1,%2; cvt.rn.bf16x2.f32 %0,%1,%2; cvt.rz.bf16x2.f32 %0,%1,%2;
 cvt.rn.relu.f16x2.f32 %0,%1,%2; cvt.rn.relu.bf16x2.f32 %0,%1,%2; cvt.rn.f16.f32 %0,%1; cvt.rz.f16.f32 %0,%1; cvt.rn.bf16.f32 %0,%1;
 cvt.rz.bf16.f32 %0,%1; cvt.rn.relu.f16.f32 %0,%1; cvt.rn.relu.bf16.f32 %0,%1; cvt.rz.relu.bf16.f32 %0,%1; cvt.sat.f32.f32 %0,%1;
-cvt.rpi.ftz.s32.f32 %0,%1; cvt.rmi.ftz.f32.f32 %0,%1"""
+cvt.rpi.ftz.s32.f32 %0,%1; cvt.rmi.ftz.f32.f32 %0,%1; cvt.rzi.s16.f32 %0,%1; cvt.rni.u16.f32 %0,%1; cvt.rmi.s8.f32 %0,%1;
+cvt.rzi.u8.f32 %0,%1"""
 _DOUBLE = """add.rn.f64 %0,%1,%2; add.rm.f64 %0,%1,%2; mul.rn.f64 %0,%1,%2; fma.rn.f64 %0,%1,%2,%3; div.rn.f64 %0,%1,%2;
 sqrt.rn.f64 %0,%1; rcp.rn.f64 %0,%1; min.f64 %0,%1,%2; max.f64 %0,%1,%2; cvt.rn.f64.s64 %0,%1; cvt.rzi.s64.f64 %0,%1;
 cvt.rmi.s64.f64 %0,%1; add.rp.f64 %0,%1,%2; add.rz.f64 %0,%1,%2; mul.rp.f64 %0,%1,%2; fma.rz.f64 %0,%1,%2,%3; div.rm.f64 %0,%1,%2;
 div.rp.f64 %0,%1,%2; div.rz.f64 %0,%1,%2; rcp.rm.f64 %0,%1; rcp.rp.f64 %0,%1; rcp.rz.f64 %0,%1; sqrt.rm.f64 %0,%1; sqrt.rp.f64 %0,%1;
-sqrt.rz.f64 %0,%1; cvt.rm.f64.s64 %0,%1; cvt.rp.f64.u64 %0,%1"""
+sqrt.rz.f64 %0,%1; cvt.rm.f64.s64 %0,%1; cvt.rp.f64.u64 %0,%1; cvt.rpi.u64.f64 %0,%1; cvt.rzi.s32.f64 %0,%1; cvt.rni.u32.f64 %0,%1;
+cvt.rzi.s16.f64 %0,%1; cvt.rmi.u16.f64 %0,%1; cvt.rzi.s64.f32 %0,%1; cvt.rmi.u64.f32 %0,%1"""
 _LONG = """add.u64 %0,%1,%2; sub.s64 %0,%1,%2; mul.lo.u64 %0,%1,%2; mul.hi.u64 %0,%1,%2; mul.hi.s64 %0,%1,%2;
 mad.lo.s64 %0,%1,%2,%3; div.s64 %0,%1,%2; div.u64 %0,%1,%2; rem.s64 %0,%1,%2; rem.u64 %0,%1,%2; min.s64 %0,%1,%2; max.u64 %0,%1,%2;
 and.b64 %0,%1,%2; xor.b64 %0,%1,%2; not.b64 %0,%1; brev.b64 %0,%1; abs.s64 %0,%1; neg.s64 %0,%1"""
@@ -78,6 +80,21 @@ OPERATIONS = {
 }
 
 
+def _statement(width: int, instruction: str) -> str:
+    """The instruction with its operands in registers of their types: `%0` and `%1` are `width` bits wide."""
+    to, frm = instruction.split()[0].split(".")[-2:]
+    if frm in ("s8", "u16"):  # an 8- or 16-bit source is a 16-bit register
+        return f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, %1; {instruction.replace('%1', 'lo')}; }}"
+    if (width, frm) == (64, "f32"):  # the upper half: an f64's NaNs and infinities are NaNs of an f32 there
+        return f"{{ .reg .b32 lo, hi; mov.b64 {{lo, hi}}, %1; {instruction.replace('%1', 'hi')}; }}"
+    if to in ("f16", "bf16", "s8", "u8", "s16", "u16"):  # a result of 8 or 16 bits
+        sign = "s" if to[0] == "s" else "u"
+        return f"{{ .reg .b16 lo; {instruction.replace('%0', 'lo')}; cvt.{sign}{width}.{sign}16 %0, lo; }}"
+    if (width, to) in ((64, "s32"), (64, "u32")):
+        return f"{{ .reg .b32 lo; {instruction.replace('%0', 'lo')}; cvt.u64.u32 %0, lo; }}"
+    return instruction + ";"
+
+
 def source(group: str) -> str:
     """CUDA C++ of kernel `group`: out[operation * n + i] = operation(a[i], b[i], c[i])."""
     width, _, instructions = OPERATIONS[group]
@@ -85,15 +102,7 @@ def source(group: str) -> str:
     lines = [f'extern "C" __global__ void {group}(const {kind}* a, const {kind}* b, const {kind}* c, {kind}* out, int n) {{',
              "  int i = blockIdx.x * blockDim.x + threadIdx.x;", f"  {kind} x = a[i], y = b[i], z = c[i], r;", "  (void)y, (void)z;"]
     for k, instruction in enumerate(instructions):
-        narrow = None
-        for name in ("s8", "u16"):  # an 8- or 16-bit source is a 16-bit register
-            if f".s32.{name}" in instruction or f".u32.{name}" in instruction:
-                narrow = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, %1; {instruction.replace('%1', 'lo')}; }}"
-        if instruction.split()[0].split(".")[-2] in ("f16", "bf16"):  # a result of 16 bits
-            narrow = f"{{ .reg .b16 lo; {instruction.replace('%0', 'lo')}; cvt.u32.u16 %0, lo; }}"
-        if ".s8.s32" in instruction:
-            narrow = f"{{ .reg .b16 lo; {instruction.replace('%0', 'lo')}; cvt.s32.s16 %0, lo; }}"
-        text = narrow or instruction + ";"
+        text = _statement(width, instruction)
         inputs = [f'"{letter}"({v})' for v, n in zip("xyz", "123") if f"%{n}" in text]
         lines.append(f'  asm volatile("{text}" : "={letter}"(r) : {", ".join(inputs)}); out[{k} * n + i] = r;')
     return "\n".join([*lines, "}", ""])
