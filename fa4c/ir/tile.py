@@ -269,8 +269,8 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsol
     body: ext.Region
 
     def verify_op(self) -> bool:
-        if self.cluster.value not in (1, 2, 4, 8):
-            return op_error(self, f"has cluster = {self.cluster.value}", why="1, 2, 4 or 8 CTAs run together (PTX ISA: portable sizes)")
+        if not is_cluster_size(self):
+            return False
         if not len(self.body.blocks[0].operations):
             return op_error(self, "has an empty body", why="a kernel that does nothing writes none of its outputs")
         return no_stray_attributes(self.body) and _schedules_stand_in_loops(self.body)
@@ -682,6 +682,11 @@ def is_l2_priority(op) -> bool:
     return op.l2 is None or op.l2.value in L2_PRIORITIES or op_error(
         op, f"has l2 = {op.l2}", why=f"known are {', '.join(L2_PRIORITIES)}", fix="leave it out for the cache's own order"
     )
+
+
+def is_cluster_size(op) -> bool:
+    """`op.cluster`, of a kernel, is a portable size (PTX ISA)."""
+    return op.cluster.value in (1, 2, 4, 8) or op_error(op, f"has cluster = {op.cluster.value}", why="1, 2, 4 or 8 CTAs run together")
 
 
 def _has_shares(op) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from .base import make_operation_base, optional
 from .diagnostics import op_error
 from .mlir import ext, ir
-from .tile import check_yield, is_l2_priority, no_stray_attributes, space_of
+from .tile import check_yield, is_cluster_size, is_l2_priority, no_stray_attributes, space_of
 
 
 class Warp(ext.Dialect, name="warp"):
@@ -51,6 +51,8 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsol
 
     def verify_op(self) -> bool:
         if not _has_work(self) or not no_stray_attributes(self.body):
+            return False
+        if not is_cluster_size(self):
             return False
         threads = self.threads.value
         return (threads % 32 == 0 and 32 <= threads <= 1024) or op_error(

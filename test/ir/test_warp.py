@@ -63,6 +63,7 @@ REFUSED = {
     "kernel": [
         ("threads = 384", "threads = 1056", "'warp.kernel' has 1056 threads"),
         ("threads = 384", "threads = 100", "has 100 threads"),
+        ("threads = 384", "threads = 384, cluster = 3", "has cluster = 3"),
     ],
     "tensor_map": [
         (
@@ -246,7 +247,7 @@ REFUSED = {
     },
 }
 # What has neither operands nor attributes can only be given too much of them, which the fuzz test does.
-PLAIN = {"fence_async", "store_commit", "store_wait", "wgmma_fence", "wgmma_commit", "sync_warp"}
+PLAIN = {"fence_async", "store_commit", "store_wait", "wgmma_fence", "wgmma_commit", "sync_warp", "cluster_sync"}
 
 
 def cases():
