@@ -2,7 +2,7 @@
 
 A tile is read or written 16 bytes at a time; the swizzle exchanges 16-byte pieces by the absolute shared address. Elements
 outside the tensor read as zero and are not stored, and the transaction always counts the whole box. Where a box may start is
-narrower than the ISA's text: see `_check_start`.
+narrower than that suggests: see `_check_start`.
 """
 
 from dataclasses import dataclass
