@@ -32,7 +32,7 @@ SM90A_BACKWARD = {
     "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
-    "tile": "tile-pipeline{stages=1},tile-lpt-grid,tile-persistent",
+    "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }

@@ -99,7 +99,7 @@ class TmemKernel(_Kernel):
         )
         block = role.body.blocks.append()
         with ir.InsertionPoint(block):
-            (_Issuer if keep is is_mma else _TmemRole)(self, keep, name).emit_block(self.body, self.scalars)
+            (_Issuer if keep is is_mma else _TmemRole)(self, keep, name).emit_block(self.body, dict(self.scalars))
 
 
 class _TmemRole(_Role):

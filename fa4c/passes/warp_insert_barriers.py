@@ -217,6 +217,7 @@ class _Consumer:
         self.states, self.last_reader = {}, {}  # (buffer, reader) -> place in the pipe; buffer -> its last reader
         self.waited, self.in_flight = set(), []
         self.written = set()  # buffers that this role's threads wrote
+        self.owed = {}  # fragment of column values -> what is to be released behind the operation that reads it
         self.reread = set()  # fragments that were read since they were written
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
         self.tma_stored = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
@@ -276,7 +277,11 @@ class _Consumer:
                         warp.WaitOp(state=self.states[key], loc=op.location)
             after = operations[number + 1] if number + 1 < len(operations) else None
             nested = op.operation.name in _CONTROL
+            touched = _reads_within(op)
             self._visit(op, level, last)
+            if self.owed:
+                with ir.InsertionPoint(after) if after is not None else ir.InsertionPoint(block):
+                    self._pay(touched, after.location if after is not None else self.role.location)
             if nested and last:  # nothing is in flight behind it
                 with ir.InsertionPoint(after) if after is not None else ir.InsertionPoint(block):
                     self._release(last, after.location if after is not None else self.role.location)
@@ -364,10 +369,18 @@ class _Consumer:
         (key,) = self._keys(op)
         with ir.InsertionPoint(op), op.location:
             type(op)(buffer=op.buffer, state=self.states[key], target=op.target)
-            if last:
+            if last and isinstance(op, warp.LoadColumnsOp):
+                self.owed[op.target] = last
+            elif last:
                 self._retire(self._last_conflict(lambda g: bool(g.slots & set(last))) + 1, op.location)
-            self._release(last, op.location)
+                self._release(last, op.location)
         op.operation.erase()
+
+    def _pay(self, reads: set, loc) -> None:
+        """Give back the slots of column values behind the operation that needs them: they may be loaded as late as there, which saves
+        registers."""
+        for fragment in [fragment for fragment in self.owed if fragment in reads]:
+            self._release(self.owed.pop(fragment), loc)
 
     def _touch(self, op, reads: set, writes: set) -> None:
         self._conflict(op, lambda g: _clash(g, reads, writes))
@@ -439,6 +452,12 @@ class _Consumer:
                 warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row, add=op.attributes.get("add"))
                 warp.StoreCommitOp()
         op.operation.erase()
+
+
+def _reads_within(op) -> set:
+    """Fragments that an operation reads, or what it guards."""
+    inner = list(op.body.blocks[0].operations) if isinstance(op, warp.WhenOp) else [op]
+    return {fragment for o in inner for fragment in fragments_touched(o)[0]}
 
 
 def _clash(group: _Group, reads: set, writes: set) -> bool:

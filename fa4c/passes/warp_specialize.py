@@ -119,7 +119,7 @@ class _Kernel:
         self._role("compute", 4, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_compute)
 
     def _column_shares(self, value) -> int:
-        """Among how many warpgroups a tile is shared by columns, as an MMA's operand b or what they write; each takes whole swizzle spans."""
+        """Among how many warpgroups a tile is shared by columns, as an MMA's operand b or what they write: each takes whole spans."""
         results = [op.out for op in self.all_ops if isinstance(op, tile.MmaOp) and op.b == value and not op.transpose_b.value]
         results += [op.x for op in self.all_ops if isinstance(op, tile.ToSharedOp) and op.out == value]
         return max((warp.column_shares(result.type, self.warpgroups) for result in results), default=1)
@@ -206,7 +206,7 @@ class _Kernel:
         )
         block = role.body.blocks.append()
         with ir.InsertionPoint(block):
-            _Role(self, keep).emit_block(self.body, self.scalars)
+            _Role(self, keep).emit_block(self.body, dict(self.scalars))
 
 
 class _Role:
@@ -263,6 +263,7 @@ class _Role:
         if self.holds_fragments():
             for argument, init in zip(list(body.arguments)[1:], list(op.operation.operands)[3:], strict=True):
                 self.copy(argument, init, op.location)
+        self._hoist(body, env)
         with op.location:
             count = self._trip_count(lower, upper, step)
             if any(o.operation.name == "scf.for" for o in body.operations):
@@ -380,6 +381,22 @@ class _Role:
             warp.CopyOp(target=self.fragment(target), source=self.fragment(source), loc=loc)
 
     # -- scalars
+
+    def _hoist(self, body, env) -> None:
+        """Compute before a loop what its operations use that is the same in each iteration: divisions by sizes above all."""
+        for op in _walk(body):
+            if self.keep(op):
+                used = [*op.operation.operands, *(v for region in op.operation.regions for b in region.blocks for v in _captured(b))]
+                for value in used:
+                    if _is_scalar(value) and value not in env and self._is_known(value, env):
+                        self.scalar(value, env)
+
+    def _is_known(self, value, env) -> bool:
+        """Whether a scalar follows from what `env` has."""
+        if value in env:
+            return True
+        owner = value.owner
+        return not isinstance(owner, ir.Block) and is_scalar_op(owner.opview) and all(self._is_known(v, env) for v in owner.operands)
 
     def scalar(self, value, env):
         """The warp-level copy of a scalar, computed here if it is not there yet."""
@@ -662,6 +679,10 @@ def _walk(block):
         yield op
         if op.operation.name in ("scf.for", "tile.walk"):
             yield from _walk(op.regions[0].blocks[0])
+
+
+def _is_scalar(value) -> bool:
+    return not isinstance(value.type, ir.RankedTensorType)
 
 
 def _captured(block) -> list:
