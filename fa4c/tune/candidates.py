@@ -23,6 +23,7 @@ from . import model
 _ROWS = (1, 2, 3)  # compute warpgroups
 _BUFFERS = (2, 3)
 _COLUMN_STEP = 16
+_NO_HINTS = ("none", "none")
 _APART = 32  # columns between two candidates of the same rows: 16 more or less change little
 # knob -> (passes with an option each, passes left out)
 KNOBS = {
@@ -103,11 +104,15 @@ def find(text: str, filename: str, target: Target, search: Search, *, dtype=None
             raise Diagnostic(f"there is no knob '{knob}'", why=f"the knobs are: {', '.join(KNOBS)}", fix=nearest(knob, KNOBS))
     problem, fitting = _analyse(text, filename, target, dtype, head_dim)
     problem.sizes = sizes = search.sizes_for(problem.head_dims)
-    shapes = [configuration.shape for configuration in reversed(problem.today)]  # the one for all sizes first
+    taken = {configuration.shape: configuration.l2 for configuration in problem.today}
+    shapes = list(dict.fromkeys(configuration.shape for configuration in reversed(problem.today)))  # the one for all sizes first
     shapes += [shape for shape in search.also if shape in fitting and shape not in shapes]
     shapes = _with_different(shapes, _best(problem.facts, target, fitting, sizes, search.factor), len(shapes) + search.limit)
-    problem.candidates = [_of_shape(problem.facts, target, shape, sizes) for shape in shapes]
-    problem.candidates += [_of_knob(problem.candidates[0], knob) for knob in search.knobs]
+    problem.candidates = [_of_shape(problem.facts, target, shape, taken.get(shape, _NO_HINTS), sizes) for shape in shapes]
+    hinted = [shape for shape in shapes if taken.get(shape, _NO_HINTS) != _NO_HINTS]  # today's hints must still pay
+    problem.candidates += [_of_shape(problem.facts, target, shape, _NO_HINTS, sizes) for shape in hinted]
+    first = next(c for c in problem.candidates if c.label == _label(shapes[0]))
+    problem.candidates += [_of_knob(first, knob) for knob in search.knobs]
     return problem
 
 
@@ -174,11 +179,19 @@ def _apart(a: Shape, b: Shape) -> bool:
     return a.block_m != b.block_m or abs(a.block_n - b.block_n) >= _APART
 
 
-def _of_shape(facts, target, shape: Shape, sizes) -> Candidate:
-    label = f"{shape.block_m}x{shape.block_n}x{shape.buffers}"
+def _label(shape: Shape) -> str:
+    return f"{shape.block_m}x{shape.block_n}x{shape.buffers}"
+
+
+def _of_shape(facts, target, shape: Shape, l2: tuple[str, str], sizes) -> Candidate:
+    """`l2`: the priorities in L2 that the target's data have with this shape today."""
+    label = _label(shape)
     predicted = tuple(round(model.clocks(facts, target, shape, at)) for at in sizes)
     configuration = {"block_m": shape.block_m, "block_n": shape.block_n, "buffers": shape.buffers}
-    return Candidate(label, configuration, (("attn-to-tile", "configurations", label),), predicted=predicted)
+    if l2 == _NO_HINTS:
+        return Candidate(label, configuration, (("attn-to-tile", "configurations", label),), predicted=predicted)
+    hinted = f"{label}:l2={'/'.join(l2)}"
+    return Candidate(hinted, {**configuration, "l2": list(l2)}, (("attn-to-tile", "configurations", hinted),), predicted=predicted)
 
 
 def _of_knob(base: Candidate, knob: str) -> Candidate:

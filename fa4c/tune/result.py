@@ -11,7 +11,9 @@ from ..ir.diagnostics import Diagnostic
 from ..targets import tuned
 from .data import TARGET_SCHEMA, write_json
 
-LEAST_GAIN = 1.02  # geometric mean over the sizes. Below it the simpler choice stays: a second kernel doubles the time to compile, and clocks of two runs differ by as much
+# Geometric mean over the sizes: below it the simpler choice stays. A second kernel takes as long to compile as the first, and five rounds
+# of one kernel differ by as much.
+LEAST_GAIN = 1.02
 _LIMIT_STEP = 64
 
 

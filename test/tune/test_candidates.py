@@ -15,20 +15,56 @@ from fa4c.tune.prepare import Variant, prepare
 
 ROOT = pathlib.Path(__file__).parents[2]
 CAUSAL, FULL = ((ROOT / "examples" / f"{name}.mlir").read_text() for name in ("causal", "full"))
-SM90 = targets.get("sm_90a")
+SM90 = targets.get("sm_90a")  # with its data
 
 
-def find(text=CAUSAL, target=SM90, head_dim=(64, 64), **search):
-    return candidates.find(text, "x.mlir", target, Search(**search), head_dim=head_dim)
+@pytest.fixture(autouse=True)
+def nothing_measured(request):
+    """sm_90a without its data, so that there is one shape today, the formula's; a test marked `with_data` has them."""
+    if "with_data" in request.fixturenames:
+        yield
+        return
+    with targets.override("sm_90a", tuned=()):
+        yield
+
+
+@pytest.fixture
+def with_data():
+    pass
+
+
+def find(text=CAUSAL, target=None, head_dim=(64, 64), **search):
+    return candidates.find(text, "x.mlir", target or targets.get("sm_90a"), Search(**search), head_dim=head_dim)
 
 
 def test_todays_choice_is_the_first():
     found = find(limit=3)
     assert found.title == "causal d=64"
-    assert found.candidates[0].label == f"{found.today[-1].label}"
+    assert [c.label for c in found.today] == [found.candidates[0].label] == ["192x128x2"]
     assert len(found.candidates) == 4
     assert [at["n"] for at in found.sizes] == [1024, 4096, 16384]
     assert all(at["b"] * at["n"] == 16384 and at["hq"] * 64 == 2048 for at in found.sizes)
+
+
+def test_measured_shapes_come_first_and_hints_must_still_pay(with_data):
+    """What the target's data say is today's choice: the kernel for all sizes is the baseline, those for short ones follow."""
+    short, long = dict(block_m=64, block_n=96, buffers=2, l2=["evict_last", "none"]), dict(block_m=192, block_n=96, buffers=3)
+    entry = {"problem": find(limit=0).facts, "configurations": [{**short, "limit": {"size": "n", "most": 512}}, long], "source": "a test"}
+    with targets.override("sm_90a", tuned=(entry,)) as target:
+        found = find(target=target, limit=1, knobs=("walk-never", "l2"))
+    base, hinted, other, plain, walk, l2 = found.candidates
+    assert [c.label for c in (base, hinted, plain)] == ["192x96x3", "64x96x2:l2=evict_last/none", "64x96x2"]
+    assert (base.configuration, hinted.configuration) == (long, short)
+    assert hinted.overrides == (("attn-to-tile", "configurations", "64x96x2:l2=evict_last/none"),)
+    assert "l2" not in plain.configuration and other.label.split("x")[:2] not in (["192", "96"], ["64", "96"])
+    assert walk.label == "192x96x3 walk-never" and l2.configuration == {**long, "l2": ["evict_last", "evict_first"]}
+
+
+def test_the_targets_own_data_are_found(with_data):
+    """Of the shipped data: causal at head dim 64 has a kernel for short and one for long sequences, causal at 128 one."""
+    assert [(c.label, c.limit) for c in find(limit=0).today] == [("128x128x2", ("n", 2048)), ("192x128x3", None)]
+    assert [c.label for c in find(head_dim=(128, 128), limit=0).today] == ["128x128x2"]
+    assert "H200" in find(limit=0).today[0].source
 
 
 def test_candidates_fit_and_are_apart():
@@ -36,7 +72,7 @@ def test_candidates_fit_and_are_apart():
     assert len(set(labels)) == len(labels) == 13
     shapes = [tuple(map(int, label.split("x"))) for label in labels]
     assert all(a[0] != b[0] or abs(a[1] - b[1]) >= 32 for n, a in enumerate(shapes) for b in shapes[:n])
-    smaller = targets.override("sm_90a", smem_bytes=60_000)
+    smaller = targets.override("sm_90a", smem_bytes=60_000, tuned=())
     with smaller as target:
         few = find(target=target, limit=12, factor=2.0)
         assert all(2 * c.configuration["block_m"] * 64 + 512 * c.configuration["block_n"] < 60_000 for c in few.candidates)
@@ -104,9 +140,10 @@ def test_visited_blocks():
 
 def test_preparing_compiles_and_adds(tmp_path):
     pytest.importorskip("cutlass")
+    target = targets.get("sm_90a")
     search = Search(shapes=(dict(b=1, hq=1, hkv=1, m=64, n=64),), limit=0)
     said = []
-    plan = prepare(str(tmp_path), [Variant(CAUSAL, "causal.mlir", None, (64, 64))], SM90, search, say=said.append)
+    plan = prepare(str(tmp_path), [Variant(CAUSAL, "causal.mlir", None, (64, 64))], target, search, say=said.append)
     (problem,) = plan["problems"]
     (candidate,) = problem["candidates"]
     assert said == ["1 of 1  000-causal-d-64-192x128x2"]
@@ -114,7 +151,7 @@ def test_preparing_compiles_and_adds(tmp_path):
     assert loaded.manifest["head_dims"] == {"d": 64, "dv": 64}
     assert candidate["registers"] > 0 and problem["problem"]["mask"] == "up to a key"
     # a shape that cannot be built is left out with its reason; the other file is added
-    plan = prepare(str(tmp_path), [Variant(FULL, "full.mlir", None, (64, 64))], SM90, search, say=said.append)
+    plan = prepare(str(tmp_path), [Variant(FULL, "full.mlir", None, (64, 64))], target, search, say=said.append)
     assert [p["name"] for p in plan["problems"]] == ["causal", "full"]
     assert read_json(tmp_path / "plan.json", PLAN) == plan
     assert len(list(tmp_path.glob("*.fa4c"))) == 2

@@ -63,14 +63,14 @@ def test_lengths_that_differ_get_two_with_a_limit_between():
     assert changed
     assert short == {**SHAPES[OTHER], "limit": {"size": "n", "most": 2048}}
     assert long == SHAPES[TODAY]
-    changed, (short, long) = chosen({TODAY: [1, 1, 1], THIRD: [0.9, 0.98, 1.05]})
+    changed, (short, long) = chosen({TODAY: [1, 1, 1], THIRD: [0.9, 0.98, 1.07]})
     assert (short["limit"]["most"], long) == (8192, SHAPES[THIRD])
 
 
 @pytest.mark.parametrize(
-    "speeds", [{TODAY: [1, 1, 1], OTHER: [1.015, 1.0, 1.0]}, {TODAY: [1, 1, 1], OTHER: [1.01, 1.005, 1.0]}, {TODAY: [1, 1, 1]}]
+    "speeds", [{TODAY: [1, 1, 1], OTHER: [1.05, 1.0, 0.99]}, {TODAY: [1, 1, 1], OTHER: [1.02, 1.015, 1.01]}, {TODAY: [1, 1, 1]}]
 )
-def test_less_than_a_percent_changes_nothing(speeds):
+def test_less_than_two_percent_changes_nothing(speeds):
     assert chosen(speeds) == (False, [SHAPES[TODAY]])
 
 
