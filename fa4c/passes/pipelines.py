@@ -38,7 +38,7 @@ SM90A_BACKWARD = {
 }
 
 # dQ in a kernel of its own: no CTA adds to what another one writes, so there is no order to keep. Gradients of tensors that all CTAs share
-# are still added in any order.
+# are refused (`lowering/compile.py`).
 SM90A_BACKWARD_DETERMINISTIC = {
     **SM90A_BACKWARD,
     "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=false},attn-outline-kernels,"
