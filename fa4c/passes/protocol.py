@@ -18,7 +18,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
 from . import shared_exchange
-from .protocol_tmem import TMEM_RULES, TmemRules
+from .protocol_tmem import TMEM_RULES, TmemRules, tmem_fragments_touched
 from .sampled_scalars import SampledScalars, counted_dims
 
 _SAMPLES = 16
@@ -752,7 +752,7 @@ def fragments_touched(op) -> tuple[set, set]:
         return set(), {op.target}
     if isinstance(op, (warp.StoreRowsOp, warp.StoreSharedOp, warp.GlobalAddOp)):
         return {op.source}, set()
-    return set(), set()
+    return tmem_fragments_touched(op)
 
 
 _RULES = {

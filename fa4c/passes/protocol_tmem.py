@@ -156,8 +156,7 @@ class TmemRules:
         (agent.loading if op.kind.value == "load" else agent.stores).clear()
 
     def tmem_map(self, agent, op) -> None:
-        read = {v for v in op.inputs if space_of(v.type) == "reg"}
-        self.touch_fragments(agent, op, read, {op.target} if space_of(op.target.type) == "reg" else set())
+        self.touch_fragments(agent, op, *tmem_fragments_touched(op))
         for region in op.inputs:
             if space_of(region.type) == "tmem":
                 self._own_stores(agent, op, region)
@@ -185,6 +184,18 @@ class TmemRules:
 def _covers(new: _Access, old: _Access) -> bool:
     """Whether who is ordered behind the new access is so behind the old one, of the same agent."""
     return new.first <= old.first and old.end <= new.end and (new.writes or not old.writes)
+
+
+def tmem_fragments_touched(op) -> tuple[set, set]:
+    """(fragments read, fragments written) by an operation between registers and tensor memory."""
+    if isinstance(op, warp_tmem.TmemMapOp):
+        written = {op.target} if space_of(op.target.type) == "reg" else set()
+        return {value for value in op.inputs if space_of(value.type) == "reg"}, written
+    if isinstance(op, warp_tmem.TmemLoadOp):
+        return set(), {op.target}
+    if isinstance(op, warp_tmem.TmemStoreOp):
+        return {op.source}, set()
+    return set(), set()
 
 
 TMEM_RULES = {
