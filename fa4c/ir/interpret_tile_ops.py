@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import scalar
+from .diagnostics import op_diagnostic
 from .mlir import ir
 from .tile import space_of
 
@@ -129,6 +130,27 @@ def _global_add(op, mode):
     return compute
 
 
+def _wait_count(op, mode):
+    def compute(operands, outer):
+        counter, count, *coords = operands
+        seen = counter[tuple(map(int, coords))]
+        if (seen != count).any():
+            raise op_diagnostic(op, f"waits for {int(count)}, but the counters are {', '.join(map(str, seen))}",
+                                why="CTAs run here one after the other, in the order of their numbers: none behind could change that")
+        return []
+
+    return compute
+
+
+def _add_count(op, mode):
+    def compute(operands, outer):
+        counter, *coords = operands
+        counter[tuple(map(int, coords))] += 1
+        return []
+
+    return compute
+
+
 def _mma(op, mode):
     transpose_a, transpose_b = op.transpose_a.value, op.transpose_b.value
 
@@ -220,6 +242,8 @@ _READERS: dict[str, Callable[[object, str], Compute]] = {
     "tile.load": _load,
     "tile.store": _store,
     "tile.global_add": _global_add,
+    "tile.wait_count": _wait_count,
+    "tile.add_count": _add_count,
     "tile.mma": _mma,
     "tile.map": _map,
     "tile.reduce": _reduce,

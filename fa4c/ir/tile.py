@@ -615,6 +615,41 @@ class GlobalAddOp(Scheduled, name="global_add"):
         return _in_space(self, "x", self.x, "reg", "smem", rank=2) and _check_box(self, self.target.type, self.x.type)
 
 
+class WaitCountOp(Scheduled, name="wait_count"):
+    """Wait until `counter` at `coords` is `count`: that many CTAs have called `add_count` there, and what they added before is complete.
+
+    `counter` holds i32, and has in its last dimension one for each compute warpgroup, which waits and counts on its own.
+    """
+
+    counter: ext.Operand[Any]
+    count: ext.Operand[ir.IndexType]
+    coords: Sequence[ext.Operand[ir.IndexType]]
+
+    def verify_op(self) -> bool:
+        return _check_counter(self)
+
+
+class AddCountOp(Scheduled, name="add_count"):
+    """`counter` at `coords` += 1, once all that this CTA added to global memory before is complete."""
+
+    counter: ext.Operand[Any]
+    coords: Sequence[ext.Operand[ir.IndexType]]
+
+    def verify_op(self) -> bool:
+        return _check_counter(self)
+
+
+def _check_counter(op) -> bool:
+    if not _in_space(op, "counter", op.counter, "gmem"):
+        return False
+    kind = op.counter.type
+    if str(kind.element_type) != "i32" or not kind.rank or kind.is_dynamic_dim(kind.rank - 1):
+        return op_error(op, f"counts in {kind}", why="counters are i32, one for each warpgroup in the last dimension, whose size is fixed")
+    return len(op.coords) == kind.rank - 1 or op_error(
+        op, f"needs {kind.rank - 1} coordinates, but has {len(op.coords)}", why="one for each dimension but the last"
+    )
+
+
 # ------------------------------------------------------------------------------------------------ scalars in map regions
 
 

@@ -467,10 +467,32 @@ class StoreCommitOp(Operation, name="store_commit"):
     """Close a group of TMA stores."""
 
 
+class WaitCountOp(Operation, name="wait_count"):
+    """One thread of each warpgroup waits until its number in `counter` at `coords` is `count`; the last dimension is the warpgroup."""
+
+    counter: ext.Operand[Any]
+    count: ext.Operand[Any]
+    coords: Sequence[ext.Operand[Any]]
+
+    def verify_op(self) -> bool:
+        return _counts(self)
+
+
+class AddCountOp(Operation, name="add_count"):
+    """One thread of each warpgroup adds 1 to its number in `counter` at `coords`, behind all that the warpgroup is known to have added."""
+
+    counter: ext.Operand[Any]
+    coords: Sequence[ext.Operand[Any]]
+
+    def verify_op(self) -> bool:
+        return _counts(self)
+
+
 class StoreWaitOp(Operation, name="store_wait"):
-    """Wait until at most `pending` groups of this thread's TMA stores still read shared memory."""
+    """Wait until at most `pending` groups of this thread's TMA stores still read shared memory, or with `complete` still write."""
 
     pending: ir.IntegerAttr
+    complete: Any = optional(ir.BoolAttr, "false")
 
 
 class StoreRowsOp(Operation, name="store_rows"):
@@ -829,6 +851,14 @@ def _moves_boxes(op) -> bool:
 
 def _has_work(op) -> bool:
     return len(op.body.blocks[0].operations) > 0 or op_error(op, "has an empty body", why="it does nothing", fix="remove it")
+
+
+def _counts(op) -> bool:
+    kind = op.counter.type
+    right = space_of(kind) == "gmem" and str(kind.element_type) == "i32" and kind.rank and not kind.is_dynamic_dim(kind.rank - 1)
+    if not right:
+        return op_error(op, f"counts in {kind}", why="counters are i32 in #tile.gmem, one for each warpgroup in the last dimension")
+    return len(op.coords) == kind.rank - 1 or op_error(op, f"has {len(op.coords)} coordinates for {kind}", why="one for each but the last")
 
 
 def _barrier_id(op) -> bool:

@@ -26,7 +26,7 @@ from .thread_layout import LAYOUTS
 _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t cta_rank row0 col0 r g c kk lane OperandMajorMode "
     "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
-    "truncated_div row col add_to_global warp_rows_sum load_pair store_pair exchange_if "
+    "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
     "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row warp_sum"
 ).split()
 
@@ -426,6 +426,8 @@ _RULES = {
     warp.StoreSharedOp: _Kernel.store_shared,
     warp.StoreRowsOp: _Kernel.store_rows,
     warp.GlobalAddOp: _Kernel.global_add,
+    warp.WaitCountOp: _Kernel.wait_count,
+    warp.AddCountOp: _Kernel.add_count,
     warp.FragmentOp: _Kernel.fragment,
     warp.FillOp: _Kernel.fill,
     warp.CopyOp: _Kernel.copy,

@@ -142,7 +142,20 @@ class TileRules:
         self.top("cute.arch.cp_async_bulk_commit_group()")
 
     def store_wait(self, op) -> None:
-        self.top(f"cute.arch.cp_async_bulk_wait_group({op.pending.value}, read=True)")
+        self.top(f"cute.arch.cp_async_bulk_wait_group({op.pending.value}, read={not op.complete.value})")
+
+    def _counter(self, op) -> str:
+        """The address of this warpgroup's number."""
+        terms = [f"Int64({self.operand(c)}) * {self.parameter_name[('stride', op.counter, axis)]}" for axis, c in enumerate(op.coords)]
+        return f"{self.parameter_name[('pointer', op.counter)]} + 4 * ({' + '.join([*terms, 'Int64(wg)'])})"
+
+    def wait_count(self, op) -> None:
+        self.top(comment(op))
+        self.top(f"wait_count({self._counter(op)}, Int32({self.operand(op.count)}))")
+
+    def add_count(self, op) -> None:
+        self.top(comment(op))
+        self.top(f"add_count({self._counter(op)})")
 
     def store_shared(self, op) -> None:
         if self.layout.rows == 128:

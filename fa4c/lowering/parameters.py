@@ -124,6 +124,9 @@ def of_kernel(launch: Launch) -> list[Parameter]:
             _add_size(sizes, op.tensor, op.axis.value, entries)
         elif isinstance(op, warp.WalkOp) and op.queue is not None:
             pointers.append(_pointer(op.queue, entries[op.queue]))
+        elif isinstance(op, (warp.WaitCountOp, warp.AddCountOp)):
+            pointers.append(_pointer(op.counter, entries[op.counter]))
+            strides += [_stride(op.counter, axis, entries[op.counter]) for axis in range(op.counter.type.rank - 1)]
         elif isinstance(op, (tile.LoadElementOp, warp.StoreRowsOp, warp.GlobalAddOp)):
             tensor = op.source if isinstance(op, tile.LoadElementOp) else op.target
             axes = [tensor.type.rank - 1] if isinstance(op, warp.StoreRowsOp) else range(tensor.type.rank)

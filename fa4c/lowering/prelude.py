@@ -127,6 +127,21 @@ def add_to_global(address: Int64, offset, inside, values):
     text = f"red.relaxed.gpu.global.add{vector}.f32 [$0+{offset}], {operands};"
     prims.inline_ptx(text, read_only_args=[address, *values], predicate=None if inside is True else Boolean(inside))
 ''',
+    "wait_count": '''
+@cute.jit
+def wait_count(address: Int64, count: Int32):
+    """Wait until the number there is `count`; what those who made it so wrote before is seen behind this."""
+    counter = cute.make_ptr(Int32, address, cute.AddressSpace.gmem, assumed_align=4)
+    seen = Int32(cute.arch.load(counter, Int32, sem="acquire", scope="gpu"))
+    while seen != count:
+        seen = Int32(cute.arch.load(counter, Int32, sem="acquire", scope="gpu"))
+''',
+    "add_count": '''
+def add_count(address: Int64):
+    """Add 1, behind all that this thread wrote, or knows to be written."""
+    counter = cute.make_ptr(Int32, address, cute.AddressSpace.gmem, assumed_align=4)
+    cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+''',
     "warp_rows_sum": '''
 def warp_rows_sum(x):
     """The sum over the 8 quads of a warp, whose 4 lanes hold the same value each."""

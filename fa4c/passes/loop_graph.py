@@ -12,6 +12,7 @@ aside at the end of the step that computes it. Program order is always a legal s
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -69,7 +70,7 @@ def build(loop, target) -> LoopGraph:
     costs = [cost(op, target) for op in body.ops]
     graph_ops = [_graph_op(op, c) for op, c in zip(body.ops, costs, strict=True)]
     storage = _Storage(body, costs, target)
-    edges = [*_data_edges(body, costs, target), *_effect_edges(body, costs), *storage.edges()]
+    edges = [*_data_edges(body, costs, target), *_effect_edges(body, costs), *_count_edges(body, costs), *storage.edges()]
     stored = [op.target for op in body.ops if isinstance(op, _WRITES)]
     free = frozenset(i for i, op in enumerate(body.ops) if isinstance(op, tile.LoadOp) and op.source not in stored)
     groups = warpgroups(body.ops[0], target)
@@ -201,6 +202,24 @@ def _effect_edges(body: _Body, costs: list[Cost]) -> list[Edge]:
         for b, other, also_writes in touched:
             if tensor == other and (writes or also_writes) and a != b:
                 edges.append(Edge(a, b, costs[a].latency, 0 if a < b else 1, why="both access one tensor"))
+    return edges
+
+
+def _count_edges(body: _Body, costs: list[Cost]) -> list[Edge]:
+    """Waiting for a count, adding, counting keep their order; one waits no earlier than what is to be added is there."""
+    edges = []
+    kinds = (tile.GlobalAddOp, tile.WaitCountOp, tile.AddCountOp)
+    chain = [i for i, op in enumerate(body.ops) if isinstance(op, kinds)]
+    if not any(isinstance(body.ops[i], tile.WaitCountOp) for i in chain):
+        return edges
+    edges += [Edge(a, b, costs[a].latency, 0, why="additions have an order") for a, b in itertools.pairwise(chain)]
+    edges.append(Edge(chain[-1], chain[0], costs[chain[-1]].latency, 1, why="additions have an order"))
+    for wait in (i for i in chain if isinstance(body.ops[i], tile.WaitCountOp)):
+        add = next((i for i in chain if i > wait and isinstance(body.ops[i], tile.GlobalAddOp)), None)
+        if add is not None:
+            edges.append(Edge(add, wait, 0, 0, ordered=False, why="others wait for it while it waits"))
+            for source, distance in sorted(body.sources(body.ops[add].x)):
+                edges.append(Edge(source, wait, costs[source].latency, distance, why="it waits for the addition of {src}"))
     return edges
 
 

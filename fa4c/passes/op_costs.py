@@ -95,6 +95,11 @@ def _store(op, target) -> Cost:
     return _elementwise({"alu": _elements(op.tile.type, target)}, target)
 
 
+def _count(op, target) -> Cost:
+    """How long others take is not known here."""
+    return Cost("global", 1, 1, 1)
+
+
 def _global_add(op, target) -> Cost:
     """A row vector is added up across its warp's rows first: three exchanges and additions."""
     if space_of(op.x.type) == "smem":
@@ -159,7 +164,8 @@ def _vote_any(op, target) -> Cost:
 
 
 _RULES = {
-    tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.GlobalAddOp: _global_add, tile.ToSharedOp: _shared_copy,
+    tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.GlobalAddOp: _global_add,
+    tile.WaitCountOp: _count, tile.AddCountOp: _count, tile.ToSharedOp: _shared_copy,
     tile.FromSharedOp: _shared_copy, tile.MapOp: _map, tile.ReduceOp: _reduce,
     tile.RescaleFactorOp: _rescale_factor, tile.VoteAnyOp: _vote_any,
 }

@@ -145,6 +145,8 @@ class _Agent:
         self.places = {}
         self.in_flight = []  # groups: (written fragments, read fragments, [(slot, buffer)], [(buffer, slot)])
         self.open_group = [set(), set(), [], []]
+        self.turn_known_to, self.adding = "", False  # who knows that a count has come; whether threads' additions may be under way
+        self.incomplete = []  # TMA stores that are not known to be complete
         self.cells = {}  # (buffer, slot) -> _Cell, of buffers that MMAs read and this role's threads write
         self.group_barriers = 0
         self.fenced, self.synced = set(), set()  # buffers written here: after the proxy fence, after the barrier
@@ -684,16 +686,41 @@ class _Machine(TmemRules):
         agent.open_stores.append(op)
         agent.unread.pop((op.buffer, 0), None)
 
+    # -- additions in turn
+
+    def global_add(self, agent, op) -> None:
+        self.touch(agent, op)
+        if agent.turn_known_to == "one":
+            raise op_diagnostic(
+                op, "adds before all threads know that it is their turn", why="one thread waited for it", fix="put warp.barrier before it"
+            )
+        agent.adding = True
+
+    def wait_count(self, agent, op) -> None:
+        agent.turn_known_to = "one"
+
+    def add_count(self, agent, op) -> None:
+        if agent.adding or any(store.add.value for store in [*agent.open_stores, *agent.incomplete]):
+            raise op_diagnostic(
+                op,
+                "counts before what the warpgroup added is there",
+                why="threads' additions are known by a barrier, those of TMA stores by a wait for their completion",
+                fix="put warp.barrier, or warp.store_wait {complete = true}, before it",
+            )
+
     def store_commit(self, agent, op) -> None:
         if not agent.open_stores:
             raise op_diagnostic(op, "closes a group without stores", why="there was no warp.tma_store since the last one", fix="remove it")
         agent.store_groups.append(agent.open_stores)
+        agent.incomplete += agent.open_stores
         agent.open_stores = []
 
     def store_wait(self, agent, op) -> None:
         done = max(0, len(agent.store_groups) - op.pending.value)
         agent.drained |= {store.buffer for group in agent.store_groups[:done] for store in group}
         agent.store_groups = agent.store_groups[done:]
+        if op.complete.value:
+            agent.incomplete = [store for group in agent.store_groups for store in group]
 
     # -- named barriers
 
@@ -704,6 +731,7 @@ class _Machine(TmemRules):
         yield from self._meet(agent, op, key, need)
         agent.synced |= agent.fenced
         agent.group_barriers += 1
+        agent.turn_known_to, agent.adding = "", False
         agent.drained, agent.unsynced = set(), []
 
     def _meet(self, agent, op, key, need):
@@ -772,7 +800,9 @@ _RULES = {
     warp.CopyOp: _Machine.touch,
     warp.FillOp: _Machine.touch,
     warp.StoreRowsOp: _Machine.touch,
-    warp.GlobalAddOp: _Machine.touch,
+    warp.GlobalAddOp: _Machine.global_add,
+    warp.WaitCountOp: _Machine.wait_count,
+    warp.AddCountOp: _Machine.add_count,
     warp.StoreSharedOp: _Machine.store_shared,
     warp.FenceAsyncOp: _Machine.fence_async,
     warp.TmaStoreOp: _Machine.tma_store,

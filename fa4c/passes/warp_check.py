@@ -27,7 +27,7 @@ def warp_check(module: ir.Module) -> None:
             protocol.check(op)
 
 
-_ONE_OF_A_WARPGROUP = (warp.TmaStoreOp, warp.StoreCommitOp, warp.StoreWaitOp)
+_ONE_OF_A_WARPGROUP = (warp.TmaStoreOp, warp.StoreCommitOp, warp.StoreWaitOp, warp.WaitCountOp, warp.AddCountOp)
 _ONE_THREAD = (warp.ArmOp, warp.TmaLoadOp, warp_tmem.Tcgen05MmaOp, warp_tmem.Tcgen05CommitOp, *_ONE_OF_A_WARPGROUP)
 _ANY_THREADS = (warp.AcquireOp, warp.WaitOp, warp.FenceAsyncOp)
 _WARPGROUP = (

@@ -220,6 +220,7 @@ class _Consumer:
         self.owed = {}  # fragment of column values -> what is to be released behind the operation that reads it
         self.reread = set()  # fragments that were read since they were written
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
+        self.adds_from_registers = any(isinstance(op, warp.GlobalAddOp) for op in _walk(role.body.blocks[0]))
         self.tma_stored = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
         self.stored = False  # whether TMA stores of this role may be under way
 
@@ -307,6 +308,10 @@ class _Consumer:
             self._store_shared(op)
         elif isinstance(op, warp.TmaStoreOp):
             self._tma_store(op)
+        elif isinstance(op, warp.WaitCountOp):
+            self._wait_count(op)
+        elif isinstance(op, warp.AddCountOp):
+            self._add_count(op)
         else:
             self._touch(op, *fragments_touched(op))
 
@@ -434,6 +439,28 @@ class _Consumer:
 
     def _warpgroup_barrier(self, op) -> None:
         warp.BarrierOp(id=_i64(self.kernel.barrier_id(self.role, op, "warpgroup")), scope=ir.StringAttr.get("warpgroup"))
+
+    def _wait_count(self, op) -> None:
+        """One thread waits: the one that issues the TMA stores behind it, or a barrier tells the others, who add from registers."""
+        with ir.InsertionPoint(op), op.location:
+            elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"))
+            with ir.InsertionPoint(elect.body.blocks.append()):
+                warp.WaitCountOp(counter=op.counter, count=op.count, coords=list(op.coords))
+            if self.adds_from_registers:
+                self._warpgroup_barrier(op)
+        op.operation.erase()
+
+    def _add_count(self, op) -> None:
+        """All that the warpgroup added is complete: its TMA stores, by the thread that counts; its registers' additions, by a barrier."""
+        with ir.InsertionPoint(op), op.location:
+            if self.adds_from_registers:
+                self._warpgroup_barrier(op)
+            elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"))
+            with ir.InsertionPoint(elect.body.blocks.append()):
+                if self.tma_stored:
+                    warp.StoreWaitOp(pending=_i64(0), complete=ir.BoolAttr.get(True))
+                warp.AddCountOp(counter=op.counter, coords=list(op.coords))
+        op.operation.erase()
 
     def _tma_store(self, op) -> None:
         if op.buffer not in self.written:

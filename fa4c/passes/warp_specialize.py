@@ -589,6 +589,20 @@ class _Role:
             loc=op.location,
         )
 
+    def wait_count(self, op, env) -> None:
+        self._check_counter(op)
+        count = self.scalar(op.count, env)
+        warp.WaitCountOp(counter=self.kernel.scalars[op.counter], count=count, coords=self.scalars(op.coords, env), loc=op.location)
+
+    def add_count(self, op, env) -> None:
+        self._check_counter(op)
+        warp.AddCountOp(counter=self.kernel.scalars[op.counter], coords=self.scalars(op.coords, env), loc=op.location)
+
+    def _check_counter(self, op) -> None:
+        if op.counter.type.shape[-1] != self.kernel.warpgroups:
+            raise op_diagnostic(op, f"has counters for {op.counter.type.shape[-1]} warpgroups, but there are {self.kernel.warpgroups}",
+                                why="each counts on its own")
+
     def store(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
         if space_of(op.tile.type) == "smem":
@@ -619,6 +633,8 @@ _RULES = {
     tile.ToSharedOp: _Role.to_shared,
     tile.StoreOp: _Role.store,
     tile.GlobalAddOp: _Role.global_add,
+    tile.WaitCountOp: _Role.wait_count,
+    tile.AddCountOp: _Role.add_count,
 }
 
 

@@ -186,6 +186,11 @@ IN_KERNEL = [
     (global_add("%r : !r", "%gf : !gf", 1, "dims = array<i64: 0>"), "'tile.global_add' has dims = [0], but the tile has rank 2"),
     (global_add("%row : !row", "%gf : !gf", 1, "dims = array<i64: 0>"), "'tile.global_add' needs x of rank 2, but it is tensor<64xf32"),
     (global_add("%row : !row", "%gf : !gf", 2, "dims = array<i64>"), "'tile.global_add' needs 1 coordinates, but has 2"),
+    # wait_count, add_count
+    (one("wait_count", "%g : !g; %c0 : index; %c0 : index", "", "").replace("%x = ", "").replace("-> ", "-> ()"),
+     "'tile.wait_count' counts in tensor<?x?xbf16, #tile.gmem>\nnote: why: counters are i32"),
+    (one("add_count", "%r : !r; %c0 : index", "", "").replace("%x = ", "").replace("-> ", "-> ()"),
+     "'tile.add_count' needs counter in #tile.gmem, but it is tensor<64x32xf32, #tile.reg>"),
     # to_shared
     (one("to_shared", "%rb : !rb", "buffers = 0", "!s"), "'tile.to_shared' needs at least 1 buffer, but has 0"),
     # reduce

@@ -58,6 +58,7 @@ def from_shared(operation: str, source: str, target: str) -> str:
     "warp.store_shared\""""
 
 
+COUNT = '    "warp.{0}_count"({1}) : ({2}) -> ()\n    "warp.fence_async"'
 I1, F32 = "tensor<128xi1, #tile.reg>", "tensor<128xf32, #tile.reg>"
 REFUSED = {
     "kernel": [
@@ -153,6 +154,12 @@ REFUSED = {
             ROWS.format("tensor<128xi32, #tile.reg>", "%bias, %m0", "tensor<?xf32, #tile.gmem>, index"),
             "stores do not convert",
         ),
+    ],
+    "wait_count": [
+        ('    "warp.fence_async"', COUNT.format("wait", "%bias, %m0", "tensor<?xf32, #tile.gmem>, index"), "counts in tensor<?xf32"),
+    ],
+    "add_count": [
+        ('    "warp.fence_async"', COUNT.format("add", "%bias", "tensor<?xf32, #tile.gmem>"), "counts in tensor<?xf32"),
     ],
     "global_add": [
         ('    "warp.fence_async"', add("%acc", 1, "", 2), "rows and the last dimension"),

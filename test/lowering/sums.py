@@ -1,12 +1,13 @@
 """Running programs that add to outputs in global memory: those start at 0 here, not at NaN."""
 
+import re
 from unittest import mock
 
 import compiled
 import numpy as np
 
 from fa4c.ir import interpret_tile
-from fa4c.ir.context import new_context, parse_module
+from fa4c.ir.context import new_context, parse_module, print_module
 from fa4c.passes.registry import run_pipeline
 from fa4c.runtime import emulated
 
@@ -28,11 +29,16 @@ def emulate(text: str, inputs: dict, *, zeroed=(), pipeline: str | None = None, 
     return {name: t.double().numpy() for name, t in outputs.items()}, reports[-1]
 
 
-def interpret(text: str, inputs: dict, *, zeroed=(), mode="value", dtype="float64", passes: str = "", **options) -> dict[str, np.ndarray]:
-    """The same outputs from the interpreter, after `passes`."""
+def interpret(text: str, inputs: dict, *, zeroed=(), mode="value", dtype="float64", passes: str = "", edits=(),
+              **options) -> dict[str, np.ndarray]:
+    """The same outputs from the interpreter, after `passes` and then `edits` of the text: (pattern, replacement), each of which must fit."""
     with new_context():
         module = parse_module(text, "program.mlir")
         run_pipeline(module, passes)
+        for pattern, replacement in edits:
+            edited, found = re.subn(pattern, replacement, print_module(module, False))
+            assert found, pattern
+            module = parse_module(edited, "program.mlir")
         allocate = interpret_tile._allocate
 
         def zero(host, name, *rest):

@@ -1,0 +1,180 @@
+"""`tile-deterministic-reduction`: the same bits in every run, whatever runs when; nobody waits forever."""
+
+import functools
+import re
+from unittest import mock
+
+import backward_programs
+import compiled
+import numpy as np
+import pytest
+import sums
+import torch
+
+from fa4c.ir.context import new_context, parse_module
+from fa4c.ir.diagnostics import Diagnostic
+from fa4c.lowering.compile import compile_text
+from fa4c.passes.registry import run_pipeline
+from fa4c.runtime import emulated
+
+TO_TILES = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=true},attn-outline-kernels,"
+            "attn-transpose-recompute,attn-simplify-mask,attn-to-tile")
+TO_WARPS = "tile-pipeline{stages=1},warp-specialize,cse,warp-insert-barriers,warp-check"
+ORDERED, PLAIN = f"{TO_TILES},tile-deterministic-reduction,{TO_WARPS}", f"{TO_TILES},{TO_WARPS}"
+
+
+@functools.cache
+def built(example: str, pipeline: str):
+    text = (compiled.EXAMPLES / example).read_text()
+    return compiled.load(*compiled.kernel_of_text(text, example, direction="bwd", pipeline=pipeline))
+
+
+@functools.cache
+def inputs(m: int, n: int, hq: int = 1):
+    generator = torch.Generator().manual_seed(m)
+
+    def normal(rows, heads):
+        return torch.randn(1, rows, heads, 128, generator=generator).to(torch.bfloat16)
+
+    return {"q": normal(m, hq), "k": normal(n, 1), "v": normal(n, 1), "o": normal(m, hq), "do": normal(m, hq),
+            "lse": torch.randn(1, hq, m, generator=generator) + 4}
+
+
+def added(example: str, pipeline: str, given: dict, **options) -> np.ndarray:
+    """dQ before it is rounded, as bits."""
+    seen, parameters = {}, emulated._parameters
+
+    def keep(step, buffers):
+        seen.update(buffers)
+        return parameters(step, buffers)
+
+    with mock.patch.object(emulated, "_parameters", keep):
+        emulated.run_reported(built(example, pipeline), given, ["dq", "dk", "dv"], hazards=False, **options)
+    return np.array(seen["dq_sum"].array).view(np.uint32)
+
+
+@pytest.mark.parametrize("example", ["causal.mlir", "full.mlir"])
+def test_the_same_bits_under_any_schedule(example):
+    """Four CTAs add to each block of queries; without an order the bits differ between schedules."""
+    given = inputs(70, 450)
+    runs = [added(example, ORDERED, given, schedule="random", schedule_seed=seed) for seed in range(3)]
+    assert all((run == runs[0]).all() for run in runs)
+    others = [added(example, PLAIN, given, schedule="random", schedule_seed=seed) for seed in range(3)]
+    assert any((run != others[0]).any() for run in others)
+    assert np.abs(runs[0].view(np.float32) - others[0].view(np.float32)).max() < 1e-4
+
+
+@pytest.mark.parametrize("example", ["causal.mlir", "window.mlir"])
+def test_one_cta_at_a_time_does_not_wait_forever(example):
+    """In the order of their numbers, each finds its turn when it starts; two query heads share the keys."""
+    given = inputs(300, 300, 2)
+    one = added(example, ORDERED, given, resident=1)
+    assert (one == added(example, ORDERED, given, schedule="random", schedule_seed=5)).all()
+
+
+def test_no_hazards():
+    _, reports = emulated.run_reported(built("causal.mlir", ORDERED), inputs(70, 300), ["dq", "dk", "dv"], hazards=True)
+    assert [report.hazards for report in reports] == [[]] * 3
+
+
+# ------------------------------------------------------------------------------------------------------- from registers, by hand
+
+
+def chained(**options) -> str:
+    return backward_programs.chained(**options)
+
+
+def test_additions_from_registers():
+    """The other way to add: all threads, between two barriers of their warpgroup."""
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(rows, 128, generator=generator).to(torch.bfloat16) for rows in (100, 400))
+    want = (torch.relu(q.float() @ k.float().T).to(torch.bfloat16).double() @ k.double()).numpy()
+    pipeline = f"tile-deterministic-reduction,{TO_WARPS}"
+    results = []
+    for seed in range(3):
+        got, report = sums.emulate(chained(), {"q": q, "k": k}, zeroed=("out",), pipeline=pipeline, hazards=seed == 0, schedule="random",
+                                   schedule_seed=seed)
+        assert report.hazards == [] and np.abs(got["out"] - want).max() < 1e-3 * np.abs(want).max()
+        results.append(got["out"])
+    assert all((result == results[0]).all() for result in results)
+
+
+@pytest.mark.parametrize("mode", ["value", "storage"])
+def test_the_interpreter_counts(mode):
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(rows, 128, generator=generator).to(torch.bfloat16) for rows in (100, 300))
+    given = {"q": q, "k": k}
+    passes = "tile-deterministic-reduction,tile-pipeline"
+    got = sums.interpret(chained(), given, zeroed=("out",), mode=mode, passes=passes)
+    assert np.abs(got["out"] - sums.interpret(chained(), given, zeroed=("out",))["out"]).max() < 1e-9
+    with pytest.raises(Diagnostic, match="waits for 0, but the counters are"):
+        sums.interpret(chained(), given, zeroed=("out",), mode=mode, passes=passes, ctas=[(1, 0, 0), (0, 0, 0)][:1] + [(2, 0, 0)], edits=[
+            (r'"tile.wait_count"\((%\w+), %\w+(#0)?,', r'"tile.wait_count"(\1, %c0,')])
+
+
+# ------------------------------------------------------------------------------------------------------------- warp-check, refusals
+
+
+def warp_text(source: str, pipeline: str) -> str:
+    return compile_text(source, "program.mlir", emit="warp", locations=False, pipeline=pipeline)
+
+
+def said(text: str) -> str:
+    with new_context():
+        module = parse_module(text, "kernel.mlir")
+        with pytest.raises(Diagnostic) as caught:
+            run_pipeline(module, "warp-check")
+        return str(caught.value)
+
+
+def test_the_check_finds_a_count_that_comes_too_soon():
+    text = warp_text(chained(), f"tile-deterministic-reduction,{TO_WARPS}")
+    lines = text.split("\n")
+    around = [n for n, line in enumerate(lines) if '"warp.barrier"' in line and 'scope = "warpgroup"' in line]
+    messages = {said("\n".join(lines[:n] + lines[n + 1:])).split("\n")[0] for n in around}
+    assert any("adds before all threads know that it is their turn" in m for m in messages)
+    assert any("counts before what the warpgroup added is there" in m for m in messages)
+
+
+def test_the_check_finds_a_count_before_the_copy_is_complete():
+    text = compile_text((compiled.EXAMPLES / "full.mlir").read_text(), "full.mlir", emit="warp", locations=False, direction="bwd",
+                        pipeline=ORDERED)
+    assert '"warp.store_wait"() {complete = true' in text
+    assert "counts before what the warpgroup added is there" in said(text.replace("{complete = true, ", "{"))
+
+
+def refused(old: str, new: str) -> str:
+    text = chained()
+    assert old in text
+    with new_context():
+        module = parse_module(text.replace(old, new), "program.mlir")
+        with pytest.raises(Diagnostic) as caught:
+            run_pipeline(module, "tile-deterministic-reduction")
+        return str(caught.value)
+
+
+REFUSED = {
+    "several times to one place": ("%out, %m0, %c0)", "%out, %n0, %c0)", "adds to one place in several iterations of a loop"),
+    "an unknown walk": ("%m0 = arith.muli %i, %bm : index", "%twice = arith.muli %i, %bm : index\n    %m0 = arith.addi %twice, %bm : index",
+                        "walks over blocks in a way that is not known"),
+    "a start that falls with x": ("scf.for %i = %c0 to %blocks", "%from = arith.subi %blocks, %x : index\n  scf.for %i = %from to %blocks",
+                                  "its loop starts earlier for larger places"),
+    "a start of unknown course": ("scf.for %i = %c0 to %blocks", "%from = arith.remsi %x, %bm : index\n  scf.for %i = %from to %blocks",
+                                  "where its loop starts is not known to move"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case):
+    assert REFUSED[case][2] in refused(*REFUSED[case][:2])
+
+
+def test_the_turn_follows_from_the_bounds():
+    """A loop from block x on (a diagonal): x = last first, so the turn is min(last, block) - x of the reversed grid."""
+    text = chained().replace("scf.for %i = %c0 to %blocks", "%from = arith.addi %x, %c0 : index\n  scf.for %i = %from to %blocks")
+    with new_context():
+        module = parse_module(text, "program.mlir")
+        run_pipeline(module, "tile-deterministic-reduction,cse")
+        out = str(module)
+    last, block = re.search(r"(%\w+) = arith.subi %arg\d+, %\w+ : index\s+(%\w+) = arith.subi \1, %", out).groups()
+    assert re.search(rf"arith.minsi {last}, %\w+ : index", out) and re.search(rf"arith.subi %\w+, {block} : index\s+\"tile.wait_count\"", out)
