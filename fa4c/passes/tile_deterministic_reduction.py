@@ -107,8 +107,8 @@ def _bounds(add, loop, number):
             length = _without_floor(end)
             if first is not None and _is(length, "arith.subi") and length.owner.operands[1] == first:
                 return first, length.owner.operands[0]
-    raise op_diagnostic(add, "walks over blocks in a way that is not known", why="known: block = index, or first + index for index from 0 to "
-                        "end - first")
+    raise op_diagnostic(add, "walks over blocks in a way that is not known",
+                        why="known: block = index, or first + index for index from 0 to end - first")
 
 
 def _without_floor(value):

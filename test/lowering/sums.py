@@ -31,7 +31,7 @@ def emulate(text: str, inputs: dict, *, zeroed=(), pipeline: str | None = None, 
 
 def interpret(text: str, inputs: dict, *, zeroed=(), mode="value", dtype="float64", passes: str = "", edits=(),
               **options) -> dict[str, np.ndarray]:
-    """The same outputs from the interpreter, after `passes` and then `edits` of the text: (pattern, replacement), each of which must fit."""
+    """The same outputs from the interpreter, after `passes` and then `edits` of the text: (pattern, replacement), which must fit."""
     with new_context():
         module = parse_module(text, "program.mlir")
         run_pipeline(module, passes)

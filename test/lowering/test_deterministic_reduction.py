@@ -155,7 +155,8 @@ def refused(old: str, new: str) -> str:
 
 REFUSED = {
     "several times to one place": ("%out, %m0, %c0)", "%out, %n0, %c0)", "adds to one place in several iterations of a loop"),
-    "an unknown walk": ("%m0 = arith.muli %i, %bm : index", "%twice = arith.muli %i, %bm : index\n    %m0 = arith.addi %twice, %bm : index",
+    "an unknown walk": ("%m0 = arith.muli %i, %bm : index",
+                        "%twice = arith.muli %i, %bm : index\n    %m0 = arith.addi %twice, %bm : index",
                         "walks over blocks in a way that is not known"),
     "a start that falls with x": ("scf.for %i = %c0 to %blocks", "%from = arith.subi %blocks, %x : index\n  scf.for %i = %from to %blocks",
                                   "its loop starts earlier for larger places"),
@@ -177,4 +178,5 @@ def test_the_turn_follows_from_the_bounds():
         run_pipeline(module, "tile-deterministic-reduction,cse")
         out = str(module)
     last, block = re.search(r"(%\w+) = arith.subi %arg\d+, %\w+ : index\s+(%\w+) = arith.subi \1, %", out).groups()
-    assert re.search(rf"arith.minsi {last}, %\w+ : index", out) and re.search(rf"arith.subi %\w+, {block} : index\s+\"tile.wait_count\"", out)
+    assert re.search(rf"arith.minsi {last}, %\w+ : index", out)
+    assert re.search(rf"arith.subi %\w+, {block} : index\s+\"tile.wait_count\"", out)
