@@ -116,3 +116,11 @@ def test_a_wrong_column_is_seen_by_the_emulator():
     inputs = make_inputs(artifact("causal.mlir", (128, 128)).manifest["semantics"], dict(b=1, hq=1, hkv=1, m=100, n=300), 0, "cpu")
     with pytest.raises(BackendError, match="overlaps operand A"):
         execute.execute(kernel, inputs, backend="emulator")
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("example", sorted(path.name for path in compiled.EXAMPLES.glob("*.mlir")))
+def test_every_example_reaches_the_warp_level(example, direction):
+    """All passes, `warp-check` last, both ways."""
+    text = compiled.level(example, "warp", target=TARGET, direction=direction)
+    assert "warp.tcgen05_mma" in text and "warp.wgmma" not in text
