@@ -16,6 +16,9 @@ from ..ir import tile
 # beside the tiles: as attn-to-tile counts; 208 of tiles and no more fit a backward at head dim 128 in 240 registers (ptxas serialises
 # its MMAs at 224)
 OTHER_REGISTERS = 32
+# Addresses of what a loop writes to shared memory. H200, backward at head dim 96, two such tiles: schedules that need 200 and 184
+# registers for tiles compile without loss, and are 26 and 12 % slower than one without overlap, which needs 176.
+REGISTERS_A_WRITE = 16
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Start the longest tiles first, in groups of heads whose keys and values fit the L2 cache.
 
-Under a causal mask the last queries see the most keys, and the first keys are seen by the most queries. If their CTAs start first, the short ones fill the gaps at the end (longest
-processing time first). And CTAs that run at the same time should read the same K and V: so `section` heads at a time, section being the
-largest power of two whose K and V fit L2, all their row blocks, then the next section. Inside a section the heads run fastest, then the row
-blocks from the longest to the shortest.
+Under a causal mask the last queries see the most keys, and the first keys are seen by the most queries. If their CTAs start first, the
+short ones fill the gaps at the end (longest processing time first). And CTAs that run at the same time should read the same K and V: so
+`section` heads at a time, section being the largest power of two whose K and V fit L2, all their row blocks, then the next section. Inside
+a section the heads run fastest, then the row blocks from the longest to the shortest.
 
 It applies where a kernel has a loop whose trip count grows or falls with `program_id` x, which is found by following the arithmetic from
 one to the other; other kernels stay as they are. The grid becomes one-dimensional, and the kernel divides its number back into (row
-block, head, batch entry). The section is computed on the host in 64 bits: keys times head dims times bytes exceed 32 bits from 2**21 keys on. A section
+block, head, batch entry). The section is computed on the host in 64 bits: keys times head dims times bytes exceed 32 bits from 2**21 keys
+on. A section
 never counts more heads than there are, so all numbers in the kernel stay below the size of the grid.
 
 Before:  "tile.launch"(%row_blocks, %heads, %batch, ...)       %x, %y, %z = "tile.program_id"()

@@ -39,7 +39,7 @@ from . import loop_graph, modulo
 from ._attn_to_tile_shape import register_budget
 from .loop_graph import LoopGraph
 from .op_costs import warpgroups
-from .register_pressure import OTHER_REGISTERS, most_alive
+from .register_pressure import OTHER_REGISTERS, REGISTERS_A_WRITE, most_alive
 from .registry import register_pass
 
 
@@ -104,7 +104,8 @@ def _register_excess(graph_of: LoopGraph, target):
     """(stages, order) -> how many registers of a thread the loop's tiles need beyond those of a compute warpgroup."""
     if target.mma.accumulator != "reg":
         return lambda stages, order: 0
-    budget = register_budget(target, warpgroups(graph_of.ops[0], target)) - OTHER_REGISTERS
+    writes = sum(isinstance(op, tile.ToSharedOp) for op in graph_of.ops)
+    budget = register_budget(target, warpgroups(graph_of.ops[0], target)) - OTHER_REGISTERS - REGISTERS_A_WRITE * writes
 
     def excess(stages, order) -> int:
         return max(0, most_alive(graph_of.ops, graph_of.graph.edges, graph_of.versions, stages, order) - budget)
