@@ -23,6 +23,7 @@ def training(problem: Problem, given: dict, return_lse: bool, deterministic: boo
     def make(of, needs, fixed_order):
         named = [name for name, has in zip((o, lse), of) if has]
         needed = {name for name, is_needed in zip(problem.names, needs) if is_needed}
+        needed &= gradients.depended_on(problem.semantics, named)
         wrt = [name for name in gradients.floating(problem.semantics["args"]) if name in needed]
         return _backward(problem, list(wanted), named, wrt, (o, lse), fixed_order)
 
@@ -34,6 +35,8 @@ def _backward(problem: Problem, results: list[str], of: list[str], wrt: list[str
     """A function from [*inputs, *results, do, dlse] to the gradients of the inputs (None where not in `wrt`), in the caller's layouts."""
     semantics = problem.semantics
     names = [*problem.names, *results]
+    if not wrt:
+        return lambda tensors: [None] * len(problem.names)
 
     def by_reference(values, given):
         found = gradients.gradients(semantics, {n: values[n].detach() for n in problem.names}, given, wrt)

@@ -120,7 +120,10 @@ class _Outline:
             if value not in self.scored and not isinstance(value.owner, ir.Block) and value in self.known
         ]
         visited = [("m", "n")[stationary == "m"] for stationary in self.stationary.values()]
-        if not any(self._takes_a_sum(value) or (len(dims := self.known[value][0]) == 1 and dims[0] in visited) for value in read):
+        if not any(
+            self._takes_a_sum(value) or _takes_two_steps(value) or (len(dims := self.known[value][0]) == 1 and dims[0] in visited)
+            for value in read
+        ):
             return {}
         return {value: replace(self._workspace(value, self.known[value][1]), never=self._never(value)) for value in dict.fromkeys(read)}
 
@@ -193,6 +196,11 @@ class _Outline:
 
 def _first_dim(tensor) -> str:
     return tensor.dims[0] if tensor.dims else "scalar"
+
+
+def _takes_two_steps(value) -> bool:
+    """Whether it is made of what another operation made: a kernel reads elements of arguments, not of chains."""
+    return any(not isinstance(operand.owner, ir.Block) for operand in value.owner.operands)
 
 
 def _most_common(group: list) -> str:

@@ -60,12 +60,14 @@ def _parse(function, text: str, results) -> list[list]:
 def _fewest(function, results, target, fuse: bool) -> list[list]:
     """The first division that fits: all in one kernel; by the dimension that CTAs own; each result apart.
 
-    Sums over all of the scores (gradients of shared scalars) are made along with dQ, as CTAs that own queries sum over keys.
+    One kernel for all owns keys, so most results must be over keys: dQ and dK without dV are two kernels. Sums over all of the scores
+    (gradients of shared scalars) are made along with dQ, as CTAs that own queries sum over keys.
     """
     scored = [t for t in results if {"m", "n"} & set(t.dims)]
     rest = [t for t in results if t not in scored]
     by_dim = [[t for t in scored if dim in t.dims] for dim in ("m", "n")]
-    divisions = [[scored]] if fuse and not rest else []
+    over_keys = sum("n" in t.dims for t in scored)
+    divisions = [[scored]] if fuse and not rest and over_keys * 2 > len(scored) else []
     divisions += [[group for group in by_dim if group], [[t] for t in scored]]
     further = max(0, _score_halves(function) - _USUAL_HALVES)
     chosen = next((d for d in divisions if all(_fits(group, target, further) for group in d)), divisions[-1])

@@ -76,6 +76,16 @@ def floating(tensors) -> list[str]:
     return [t["name"] for t in tensors if TORCH[t["dtype"]].is_floating_point]
 
 
+def depended_on(forward: dict, of) -> set[str]:
+    """Arguments that the results `of` are computed from: the others get no gradient."""
+    wanted = {r["value"] for r in forward["results"] if r["name"] in of}
+    for op in reversed(forward["body"]):
+        if wanted & set(op["out"]):
+            exprs = [op["expr"]] if "expr" in op else op.get("exprs", [])
+            wanted.update(op["in"], (node[1] for expr in exprs for node in expr if node[0] == "load"))
+    return wanted & {a["name"] for a in forward["args"]}
+
+
 def incoming(forward: dict, backward: dict) -> dict[str, str]:
     """{argument of the backward that is a gradient: the result of the forward it belongs to}."""
     known = {t["name"] for t in (*forward["args"], *forward["results"])}
@@ -122,4 +132,4 @@ def check_given(forward: dict, backward: dict, given: dict) -> None:
             )
 
 
-__all__ = ["check_given", "floating", "gradients", "incoming", "outgoing", "saved"]
+__all__ = ["check_given", "depended_on", "floating", "gradients", "incoming", "outgoing", "saved"]

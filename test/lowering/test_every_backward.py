@@ -29,3 +29,15 @@ def test_a_sum_in_any_order_is_not_deterministic():
 def test_odd_head_dims(head_dim):
     for deterministic in (False, True):
         assert "warp.kernel" in compiled.level("causal.mlir", "warp", direction="bwd", head_dim=head_dim, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("of", ["o", "o,lse", "lse"])
+@pytest.mark.parametrize("wrt", ["q", "k", "v", "q,k", "q,v", "k,v", "q,k,v"])
+def test_parts_of_a_backward(of, wrt):
+    """What autograd asks for where some inputs are frozen and some results unused."""
+    if of == "lse" and "v" in wrt:
+        pytest.skip("LSE does not depend on V: autograd does not ask")
+    overrides = tuple(("attn-derive-backward", name, names) for name, names in (("of", of), ("wrt", wrt)))
+    for deterministic in (False, True):
+        text = compiled.level("causal.mlir", "tile", direction="bwd", head_dim=(64, 64), deterministic=deterministic, overrides=overrides)
+        assert text.count('role = "output"') == wrt.count(",") + 1

@@ -135,6 +135,12 @@ def test_names_of_gradients():
     assert "of=o,lse" in caught.value.fix
 
 
+def test_what_results_depend_on():
+    tree = attention_tree(score=ALIBI_SCORE, captures=[SLOPES])
+    assert gradients.depended_on(tree, ["o"]) == {"q", "k", "v", "slopes"}
+    assert gradients.depended_on(tree, ["lse"]) == {"q", "k", "slopes"}
+
+
 # -- tolerance -----------------------------------------------------------------------------------------------------------------------------
 
 
