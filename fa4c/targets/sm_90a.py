@@ -33,6 +33,11 @@ TARGET = Target(
     dsmem_exchange_clk=0,
     # H200, soft cap, causal 4k: 4 of 16 gives +6 % at head dim 64 and +2 % at 128, 8 loses; plain attention loses at 2 (bench/NOTES.md)
     exp2_emulated=4,
+    # H200: pairs of CTAs that load K and V together run at 0.94x to 1.02x, hints of L2 at 0.99x to 1.02x but for a case with unsteady
+    # clocks (bench/NOTES.md); sm_90a_tuned.json has hints for the two problems where they won
+    multicast=1,
+    l2_repeated="none",
+    l2_once="none",
     num_sms=132,  # H, units (H200 and H100 SXM)
     l2_bytes=50 * 1024 * 1024,  # H, units
     dram_bytes_per_s=4.8e12,  # H, units: H200
