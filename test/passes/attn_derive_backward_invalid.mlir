@@ -5,7 +5,6 @@
 // RUN: not %fa4c opt %s --pass-pipeline "attn-derive-backward{wrt=q of=counts}" 2>&1 | filecheck %s --check-prefix=COUNTS
 // RUN: not %fa4c opt %s --pass-pipeline "attn-derive-backward{wrt=table}" 2>&1 | filecheck %s --check-prefix=RULE
 // RUN: not %fa4c opt %S/inputs/no_attn.mlir --pass-pipeline attn-derive-backward 2>&1 | filecheck %s --check-prefix=LEVEL
-// RUN: not %fa4c compile %examples/causal.mlir --direction bwd --emit tile 2>&1 | filecheck %s --check-prefix=TILE
 
 // NAME:      attn_derive_backward_invalid.mlir:{{[0-9]+}}:1: error: 'func.func' has no argument 'w'
 // NAME-NEXT: note: why: there are q, k, limit, doc, table
@@ -29,7 +28,6 @@
 
 // LEVEL: error: there is no attn function to derive
 
-// TILE: error: direction bwd has no passes for 'attn to tile' yet
 func.func @f(%q: tensor<?x64xbf16> {attn.name = "q", attn.axes = ["b", "hq"], attn.dims = ["m", "d"]},
              %k: tensor<?x64xbf16> {attn.name = "k", attn.axes = ["b", "hkv"], attn.dims = ["n", "d"]},
              %limit: tensor<f32> {attn.name = "limit", attn.axes = [], attn.dims = []},
