@@ -130,7 +130,8 @@ def _products(plan: Plan) -> int:
 def _live_halves(plan: Plan) -> int:
     """The most that scores take of registers at once, in 16 bits an element. Elementwise work is in place, but a cast needs both forms.
 
-    A pipelined loop makes the next block's scores while an MMA still reads what was made of this block's.
+    A pipelined loop makes the next block's scores while an MMA still reads what was made of this block's; where a softmax stands between
+    them, the text's order counts.
     """
     last_use = {value: position for position, operation in enumerate(plan.operations) for value in operation.operands}
     scores = [value for value, kind in plan.kinds.items() if isinstance(kind, Score)]
@@ -141,7 +142,8 @@ def _live_halves(plan: Plan) -> int:
         live = [v for v in scores if born[v] <= position < last_use.get(v, -1) or (both and last_use.get(v) == position)]
         live += [v for v in scores if born[v] == position and last_use.get(v, -1) <= position]
         most = max(most, sum(2 if v.type.element_type.width == 32 else 1 for v in live))
-    return max(most, 2 * _products(plan) + 1)
+    softmaxes = any(operation.name == "attn.softmax" for operation in plan.operations)
+    return most if softmaxes else max(most, 2 * _products(plan) + 1)
 
 
 def _semantics(module, functions) -> ir.StringAttr:

@@ -16,9 +16,10 @@ from ..ir import tile
 # beside the tiles: as attn-to-tile counts; 208 of tiles and no more fit a backward at head dim 128 in 240 registers (ptxas serialises
 # its MMAs at 224)
 OTHER_REGISTERS = 32
-# Addresses of what a loop writes to shared memory. H200, backward at head dim 96, two such tiles: schedules that need 200 and 184
-# registers for tiles compile without loss, and are 26 and 12 % slower than one without overlap, which needs 176.
-REGISTERS_A_WRITE = 16
+# Addresses of what a loop writes to shared memory, and what else overlap costs where all warpgroups meet in each iteration. H200, backward
+# with two such tiles: at head dim 96 schedules that need 200 and 184 registers for tiles compile without loss, and are 26 and 12 % slower
+# than one without overlap, which needs 176; at 64 one of 176 is 2 to 6 % slower than one of 144.
+REGISTERS_A_WRITE = 28
 
 
 @dataclass(frozen=True)

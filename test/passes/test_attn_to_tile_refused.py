@@ -59,7 +59,7 @@ def test_options_override():
 
 
 def test_a_second_softmax_takes_its_share():
-    assert shape_of(VARIANTS["two softmaxes, one band"]) == (128, 128, 2)  # two f32 scores and a P while the next ones are made
+    assert shape_of(VARIANTS["two softmaxes, one band"]) == (192, 128, 2)
     wide = VARIANTS["two softmaxes, one band"].replace("?x16x", "?x128x")
     assert shape_of(wide) == (128, 96, 2)  # registers for 96; shared memory for two Q, two K and one V would do for more
 
