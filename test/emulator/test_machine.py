@@ -53,6 +53,9 @@ def test_counters():
     assert total["global_bytes.store"] == 128 * 128
     # An SS wgmma m64n64k16 reads 64x16 of A and 64x16 of B, 2 bytes each; the RS one only B.
     assert total["smem_bytes.operands"] == 2 * (2048 + 2048) + 2048
+    # m64n64k16 at 4096 FLOP a clock is 32 clocks, three of them; 128x64x16 at 8192 the same, four of them.
+    assert total["mma_clocks"] == 3 * 32
+    assert CASES["tcgen"].run()[0].counters["total"]["mma_clocks"] == 4 * 32
     cta = CASES["cluster"].run()[0].counters["cta"]
     assert set(cta) == {"0,0,0", "1,0,0"} and cta["0,0,0"]["instructions"] == cta["1,0,0"]["instructions"]
 

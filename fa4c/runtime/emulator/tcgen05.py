@@ -8,6 +8,7 @@ as complete once one of its results is used, or at wait::ld; a tcgen05.st at wai
 import numpy as np
 
 from .codegen import Unsupported
+from .counters import BLACKWELL_FLOP_PER_CLOCK
 from .errors import EmulatorError
 from .hazards import Shadow
 from .mbarrier import arrive, find
@@ -266,7 +267,7 @@ def _mma(ins):
             op.run = lambda o, x=(ctas, shape, d, a, b, acc, off): _run_mma(F, o, *x)
             F.launch.issue(op)
             F.counters.add("mma_flops", 2 * shape.m * shape.n * 16)
-            F.counters.add("mma_clocks", shape.m * shape.n / (8192 // 16 * group))
+            F.counters.add("mma_clocks", 2 * shape.m * shape.n * 16 / (BLACKWELL_FLOP_PER_CLOCK * group))
         return True
 
     return run

@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from .codegen import Unsupported
+from .counters import HOPPER_FLOP_PER_CLOCK
 from .errors import EmulatorError
 from .hazards import FULL
 from .memory import resolve
@@ -126,7 +127,7 @@ def op_mma(ins, program):
             for r, v in zip(d.items, out):
                 F.put(r, v.copy(), np.ones(32, bool))
             F.counters.add("mma_flops", 2 * 16 * 8 * k)
-            F.counters.add("mma_clocks", 16 * 8 * k / 4096)
+            F.counters.add("mma_clocks", 2 * 16 * 8 * k / HOPPER_FLOP_PER_CLOCK)
 
         return joined(F, FULL, compute)
 

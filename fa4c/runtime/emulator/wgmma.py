@@ -10,6 +10,7 @@ import numpy as np
 
 from .cfg import defs_uses
 from .codegen import Unsupported
+from .counters import HOPPER_FLOP_PER_CLOCK
 from .errors import EmulatorError
 from .hazards import FULL
 from .operands import element_index, to_float, wgmma_fields
@@ -90,8 +91,7 @@ def _mma(ins):
         for r in a_regs:
             w.pending_inputs[r] = x
         F.counters.add("mma_flops", 2 * 16 * n * 16)
-        # 8192 dense 16-bit multiply-adds a clock and SM: m64n8k16 takes 1 clock of the tensor cores of an SM.
-        F.counters.add("mma_clocks", n / 8 / 4)
+        F.counters.add("mma_clocks", 2 * 16 * n * 16 / HOPPER_FLOP_PER_CLOCK)
         F.counters.add("smem_bytes.operands", n * 32 // 4 + (0 if from_regs else 16 * 32))
         return True
 
