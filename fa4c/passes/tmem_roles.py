@@ -12,7 +12,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import column_of, space_of
 from . import handoffs, tmem_tiles
-from .warp_specialize import _RULES, _captured, _clone, _i64, _Kernel, _location_of, _Role, _walk, is_load, is_row
+from .warp_specialize import _RULES, _clone, _i64, _Kernel, _location_of, _Role, _walk, is_load, is_row
 
 LOAD, MMA, COMPUTE = "load", "mma", "compute"
 _ISSUE_REGISTERS = 48  # of the warpgroup whose warps only issue copies and MMAs
@@ -157,16 +157,7 @@ class _TmemRole(_Role):
         for value in op.inputs:
             if is_row(value):
                 self._load_columns(op, value, env)
-        for value in _captured(op.body.blocks[0]):
-            self.scalar(value, env)
-        if op.cond is None:
-            self._tmem_map(op, env)
-            return
-        self.copy(op.out, op.inputs[0], op.location)
-        cond = self.fragment(op.cond) if isinstance(op.cond.type, ir.RankedTensorType) else self.scalar(op.cond, env)
-        when = warp.WhenOp(cond=cond, loc=op.location)
-        with ir.InsertionPoint(when.body.blocks.append()):
-            self._tmem_map(op, env)
+        self._map_where(op, env, self._tmem_map)
 
     def _tmem_map(self, op, env) -> None:
         source = op.body.blocks[0]

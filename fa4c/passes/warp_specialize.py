@@ -511,17 +511,20 @@ class _Role:
                 raise op_diagnostic(
                     op, f"reads {value.type} element by element", why="maps work on registers", fix='bring it there: "tile.from_shared"'
                 )
-        source = op.body.blocks[0]
-        for value in _captured(source):
+        self._map_where(op, env, self._map_body)
+
+    def _map_where(self, op, env, body) -> None:
+        """`body(op, env)`, under the map's condition where it has one; what is left out keeps the first input."""
+        for value in _captured(op.body.blocks[0]):
             self.scalar(value, env)
         if op.cond is None:
-            self._map_body(op, env)
+            body(op, env)
             return
         self.copy(op.out, op.inputs[0], op.location)
         cond = self.fragment(op.cond) if isinstance(op.cond.type, ir.RankedTensorType) else self.scalar(op.cond, env)
         when = warp.WhenOp(cond=cond, loc=op.location)
         with ir.InsertionPoint(when.body.blocks.append()):
-            self._map_body(op, env)
+            body(op, env)
 
     def _map_body(self, op, env) -> None:
         source = op.body.blocks[0]
