@@ -800,8 +800,8 @@ def _in_space(op, name, value, *spaces, rank=None) -> bool:
         return True
     if not value.type.has_static_shape or value.type.rank not in (1, 2):
         return op_error(op, f"needs {name} of fixed size, with rows or rows and columns, but it is {value.type}")
-    if space == "tmem" and not -1 <= column_of(value.type) < 512:
-        return op_error(op, f"needs {name} at a column of tensor memory, 0 to 511 (-1: not placed yet), but it is {value.type}")
+    if space == "tmem" and column_of(value.type) < -1:
+        return op_error(op, f"needs {name} at a column of tensor memory, 0 or more (-1: not placed yet), but it is {value.type}")
     return True
 
 

@@ -77,6 +77,19 @@ def build(loop, target) -> LoopGraph:
     return LoopGraph(loop, body.ops, costs, Graph(tuple(graph_ops), _strongest(edges), free), storage.versions(groups))
 
 
+def data_edges(loop, target) -> tuple[list, list[Edge]]:
+    """(operations, edges of the data alone), for loops whose schedule stands already."""
+    body = _Body(loop)
+    return body.ops, _data_edges(body, [cost(op, target) for op in body.ops], target)
+
+
+def stream_of(op) -> str:
+    """Who issues it: MMAs into registers are issued by the warpgroups that own these, others by a warp of their own, as copies are."""
+    if isinstance(op, tile.LoadOp):
+        return "load"
+    return "mma" if isinstance(op, tile.MmaOp) and space_of(op.out.type) == "tmem" else "compute"
+
+
 def _strongest(edges: list[Edge]) -> tuple[Edge, ...]:
     """Without edges that another says more strongly: data before storage."""
     kept: dict = {}
@@ -90,14 +103,7 @@ def _strongest(edges: list[Edge]) -> tuple[Edge, ...]:
 def _graph_op(op, c: Cost) -> Op:
     seldom = isinstance(op, tile.MapOp) and op.cond is not None
     unit, duration = (c.unit, c.clocks) if c.asynchronous else ("", 0)
-    return Op(op.operation.name, _stream(op), c.issue, unit, duration, seldom)
-
-
-def _stream(op) -> str:
-    """Who issues it: MMAs into registers are issued by the warpgroups that own these, others by a warp of their own, as copies are."""
-    if isinstance(op, tile.LoadOp):
-        return "load"
-    return "mma" if isinstance(op, tile.MmaOp) and space_of(op.out.type) == "tmem" else "compute"
+    return Op(op.operation.name, stream_of(op), c.issue, unit, duration, seldom)
 
 
 def _name(op) -> str:

@@ -3,8 +3,9 @@
 From the schedule's order follow the spans over which each tile's contents are needed: from the operation that writes it to the last that
 reads it, around the loop's back edge too; an MMA reads its operand and its accumulator until MMAs behind it have begun, which is enough
 where MMAs of one thread finish in order (`mma.in_order`), and until the next iteration where they do not. Where all tiles fit side by
-side, none shares: a reuse makes one role wait for another. Else the least width is found, exactly (`columns.py`); a tile of 256 rows lies
-in both halves of the columns alike, so the room is half. What does not fit is refused, naming what is alive at the worst moment.
+side, none shares. Else those share that make roles wait for least beyond what they wait for anyway, exactly (`columns.py`,
+`implied_order.py`); a tile of 256 rows lies in both halves of the columns alike, so the room is half. What does not fit is refused, naming
+what is alive at the worst moment.
 
 Each reuse within a loop is written down where it overwrites: `after = array<i64: 3, 1>`, the operation of order 3, of 1 iteration
 before, must have been done. Roles learn from it what to wait for. It never changes the order of a schedule.
@@ -19,12 +20,15 @@ After:   %s ... {after = array<i64: 1, 1>} -> tensor<256x128xf32, #tile.tmem<0>>
 
 from __future__ import annotations
 
+import itertools
+
 from .. import targets
 from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import tile_type
 from . import columns, tmem_tiles
+from .implied_order import ImpliedOrder
 from .registry import register_pass
 
 
@@ -47,7 +51,7 @@ def _place_kernel(kernel, target) -> None:
     if sum(widths) * step <= room:
         offsets = [sum(widths[:i]) for i in range(len(widths))]
     else:
-        offsets = columns.place(widths, conflicts)
+        offsets = columns.place_within(room // step, widths, conflicts, _waits(tiles, conflicts, target))
     needed = columns.width_of(widths, offsets) * step
     if needed > room:
         raise _does_not_fit(kernel, tiles, target, needed, room)
@@ -55,6 +59,23 @@ def _place_kernel(kernel, target) -> None:
         for value in t.values:
             value.set_type(tile_type(value.type.shape, value.type.element_type, f"tmem<{offset * step}>"))
     _write_dependences(tiles)
+
+
+def _waits(tiles, conflicts, target) -> dict[tuple[int, int], int]:
+    """Pair of tiles -> how many waits it would take to let them share columns, that the loop would not have anyway; 0 is left out."""
+    implied: dict = {}
+    found = {}
+    for i, j in itertools.combinations(range(len(tiles)), 2):
+        waits = set()
+        for a, b in ((i, j), (j, i)) if j not in conflicts[i] else ():
+            for first, users in tmem_tiles.overwrites(tiles[a], tiles[b]):
+                loop = first.op.operation.parent
+                if loop not in implied:
+                    implied[loop] = ImpliedOrder(loop, target)
+                waits |= {(first.op, order) for order, before in users.items() if not implied[loop].holds(order, before, first.op)}
+        if waits:
+            found[i, j] = len(waits)
+    return found
 
 
 def _room(kernel, tiles, target) -> int:

@@ -239,13 +239,18 @@ def reuses(tiles: list[TmemTile]) -> dict:
     found: dict = {}
     for t in tiles:
         for other in tiles:
-            if other is t or not share(t, other):
-                continue
-            for accesses in t.accesses:
-                before = [a for a in other.accesses if a[-1].time < accesses[0].time]
-                if before and accesses[0].fresh and accesses[0].op.operation.parent.name == "scf.for":
-                    found.setdefault(accesses[0].op, {}).update(_last_users(accesses[0], before[-1]))
+            if other is not t and share(t, other):
+                for first, users in overwrites(t, other):
+                    found.setdefault(first.op, {}).update(users)
     return {op: [n for order in sorted(pairs) for n in (order, pairs[order])] for op, pairs in found.items() if pairs}
+
+
+def overwrites(t: TmemTile, other: TmemTile):
+    """Were `t` and `other` to share columns: (the access in a loop that writes `t` afresh, who last touched `other`), for each time."""
+    for accesses in t.accesses:
+        before = [a for a in other.accesses if a[-1].time < accesses[0].time]
+        if before and accesses[0].fresh and accesses[0].op.operation.parent.name == "scf.for":
+            yield accesses[0], _last_users(accesses[0], before[-1])
 
 
 def _last_users(first: Access, accesses: list[Access]) -> dict[int, int]:
@@ -254,14 +259,24 @@ def _last_users(first: Access, accesses: list[Access]) -> dict[int, int]:
     return {a.op.order.value: first.iteration - a.iteration for a in users if not a.writes or len(accesses) == 1}
 
 
+def _owner(t: TmemTile):
+    """The operation that the first of its values comes from, None for an argument."""
+    owner = t.values[0].owner
+    return None if isinstance(owner, ir.Block) else owner.opview
+
+
 def check(kernel, target) -> None:
     """That tiles which share columns are not needed at one time, and that each reuse within a loop is declared as it is."""
     tiles = find(kernel)
     for number, a in enumerate(tiles):
+        end, room = column_of(a.kind) + a.words, target.tmem_columns // block_of(a.kind)
+        if end > room:
+            raise op_diagnostic(_owner(a) or kernel, f"takes columns {column_of(a.kind)} to {end - 1} of {room} of tensor memory",
+                                fix="leave the choice to tile-alias-tmem")
         for b in tiles[:number]:
             if share(a, b) and conflict(a, b, target):
                 raise op_diagnostic(
-                    a.values[0].owner.opview if not isinstance(a.values[0].owner, ir.Block) else kernel,
+                    _owner(a) or kernel,
                     f"lies in columns {column_of(a.kind)} to {column_of(a.kind) + a.words - 1} of tensor memory, {b.name} in "
                     f"{column_of(b.kind)} to {column_of(b.kind) + b.words - 1}",
                     why="both are needed at one time",

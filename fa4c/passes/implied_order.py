@@ -1,0 +1,42 @@
+"""Which operations of a scheduled loop are in order anyway, by what they read and by who issues them: to wait there costs nothing more.
+
+An operation comes after those whose results it reads, after what its own stream ran before it, and after all that these come after. MMAs
+of one thread are a stream where they finish in order (`mma.in_order`); copies, which run ahead, are none.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from . import loop_graph
+from .schedule import body_slots
+
+_NEVER = float("inf")
+
+
+class ImpliedOrder:
+    """Of one `scf.for` with `stage` and `order`."""
+
+    def __init__(self, loop, target):
+        self._slots = body_slots(loop)
+        self._number = {slot.op: n for n, slot in enumerate(self._slots)}
+        count = len(self._slots)
+        # [a][b]: a of iteration i is done before b of iteration i + that many runs, and before all later ones
+        self._from = [[0 if a == b else _NEVER for b in range(count)] for a in range(count)]
+        ops, edges = loop_graph.data_edges(loop, target)
+        for e in edges:
+            self._note(self._number[ops[e.src]], self._number[ops[e.dst]], e.distance)
+        for a, b in itertools.permutations(range(count), 2):
+            stream = loop_graph.stream_of(self._slots[a].op)
+            if stream == loop_graph.stream_of(self._slots[b].op) and (stream == "compute" or (stream == "mma" and target.mma.in_order)):
+                self._note(a, b, self._slots[a].stage - self._slots[b].stage + (a > b))
+        for k, a, b in itertools.product(range(count), repeat=3):
+            self._note(a, b, self._from[a][k] + self._from[k][b])
+
+    def _note(self, a: int, b: int, distance) -> None:
+        self._from[a][b] = min(self._from[a][b], distance)
+
+    def holds(self, order: int, iterations: int, op) -> bool:
+        """Whether the operation of that order, of so many iterations before, is done when `op` runs."""
+        a = next(n for n, slot in enumerate(self._slots) if slot.order == order)
+        return self._from[a][self._number[op]] <= iterations
