@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 
+from .. import targets
 from ..ir import tile, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from . import parameters
+from .cute_maps import MapRules
 from .cute_tiles import TileRules
 from .cute_tmem import TMEM_RULES, TmemRules
 from .prelude import IMPORTS, prelude_for
@@ -27,7 +29,8 @@ _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t cta_rank row0 col0 r g c kk lane OperandMajorMode "
     "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
     "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
-    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row warp_sum"
+    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row warp_sum "
+    "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair"
 ).split()
 
 
@@ -35,17 +38,19 @@ def emit(module: ir.Module) -> dict[str, str]:
     """Kernel name -> CuTe-DSL source of the kernel and a function that launches it, in launch order. Raises Diagnostic for what has no
     rule.
     """
-    return {launch.name: _Kernel(launch).source() for launch in parameters.launches(module)}
+    packed = targets.of(module).fp32_packed
+    return {launch.name: _Kernel(launch, packed).source() for launch in parameters.launches(module)}
 
 
-class _Kernel(TileRules, TmemRules):
-    def __init__(self, launch: parameters.Launch):
+class _Kernel(TileRules, TmemRules, MapRules):
+    def __init__(self, launch: parameters.Launch, packed: int):
         self.launch, self.kernel = launch, launch.kernel
         self.parameters = parameters.of_kernel(launch)
         self.names = Names(_RESERVED)
         self.values = {}  # SSA value -> Python expression
         self.top = Lines(1)
         self.role = None
+        self.packed = packed  # fp32 operations of one instruction
 
     def source(self) -> str:
         for p in self.parameters:

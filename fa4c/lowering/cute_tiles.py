@@ -314,32 +314,34 @@ class TileRules:
         self._map_loop(op)
 
     def _map_loop(self, op) -> None:
-        kind = op.target.type
-        body = op.body.blocks[0]
+        kind, body, target = op.target.type, op.body.blocks[0], self.operand(op.target)
         full_width = kind.rank == 2 and kind.shape[1] != 4
-        arguments = list(body.arguments)
+        count = self._elements(kind)
+        step = 2 if kind.rank == 2 and self.packs(body, count) else 1
         row0, col0 = self._first_element(kind)
-        with self.unrolled("r", self._elements(kind)) as r:
-            self.element = r
+
+        def text(value, r: str) -> str:
             part = self.layout.row_part(r, full_width)
-            for argument, value in zip(arguments, op.inputs, strict=False):
-                place = part if value.type.rank == 1 and kind.rank == 2 else r
-                if value.type.rank == 2 and value.type.shape[0] == 1:
-                    place = self.layout.column_part(r)
-                flag = " != 0" if str(value.type.element_type) == "i1" else ""
-                self._assign(argument, f"{self.operand(value)}[{place}]{flag}", "x")
-            used = _uses(body)
-            if arguments[-2] in used:
-                self._assign(arguments[-2], self.layout.row(r, full_width, row0), "row")
-            if arguments[-1] in used:
-                self._assign(arguments[-1], self.layout.column(r, full_width, col0), "col")
-            operations = list(body.operations)
-            for inner in operations[:-1]:
-                self.emit(inner)
-            result = self.operand(operations[-1].operation.operands[0])
-            if str(kind.element_type) == "i1":
-                result = f"select(Int32, {result}, 1, 0)"
-            self.top(f"{self.operand(op.target)}[{r}] = {result}")
+            place = part if value.type.rank == 1 and kind.rank == 2 else r
+            if value.type.rank == 2 and value.type.shape[0] == 1:
+                place = self.layout.column_part(r)
+            flag = " != 0" if str(value.type.element_type) == "i1" else ""
+            return f"{self.operand(value)}[{place}]{flag}"
+
+        def store(r: str, *results) -> None:
+            if len(results) > 1:
+                self.store_halves(target, r, *results)
+            else:
+                result = f"select(Int32, {results[0]}, 1, 0)" if str(kind.element_type) == "i1" else results[0]
+                self.top(f"{target}[{r}] = {result}")
+
+        with self.unrolled("r", *((0, count, step) if step > 1 else (count,))) as r:
+            elements = [r, f"({r} + 1)"][:step]
+            arguments = list(body.arguments)
+            texts = {a: [text(value, e) for e in elements] for a, value in zip(arguments, op.inputs, strict=False)}
+            texts[arguments[-2]] = [self.layout.row(e, full_width, row0) for e in elements]
+            texts[arguments[-1]] = [self.layout.column(e, full_width, col0) for e in elements]
+            self.map_elements(body, elements, texts, store)
 
     def reduce(self, op) -> None:
         if self.layout.rows == 128:
@@ -469,12 +471,3 @@ class TileRules:
                 self.views(line)
         return self.declared[key]
 
-
-def _uses(block) -> set:
-    used = set()
-    for op in block.operations:
-        used.update(op.operation.operands)
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                used |= _uses(inner)
-    return used

@@ -152,20 +152,29 @@ class TmemRules:
     def _chunk(self, op, chunks: dict, first: int, count: int) -> None:
         body, kind = op.body.blocks[0], op.target.type
         arguments = list(body.arguments)
-        with self.unrolled("r", count) as r:
-            column = f"{first} + {r}" if first else r
-            self.element = f"({column})" if first else r
-            for argument, value in zip(arguments, op.inputs, strict=False):
-                place = r if value in chunks else "0" if value.type.rank == 1 else column  # a row of column values is whole
-                flag = " != 0" if str(value.type.element_type) == "i1" else ""
-                self._assign(argument, f"{chunks.get(value) or self.operand(value)}[{place}]{flag}", "x")
-            self.values[arguments[-2]], self.values[arguments[-1]] = "row0", self.element
-            operations = list(body.operations)
-            for inner in operations[:-1]:
-                self.emit(inner)
-            result = self.operand(operations[-1].operation.operands[0])
-            target = f"{chunks[op.target]}[{r}]" if op.target in chunks else f"{self.operand(op.target)}[{column}]"
-            self.top(f"{target} = {dsl_type(kind.element_type)}({result})")
+        step = 2 if self.packs(body, count) else 1
+
+        def column(r: str) -> str:
+            return f"({first} + {r})" if first else r
+
+        def text(value, r: str) -> str:
+            place = r if value in chunks else "0" if value.type.rank == 1 else column(r)  # a row of column values is whole
+            flag = " != 0" if str(value.type.element_type) == "i1" else ""
+            return f"{chunks.get(value) or self.operand(value)}[{place}]{flag}"
+
+        def store(r: str, *results) -> None:
+            target, at = (chunks[op.target], r) if op.target in chunks else (self.operand(op.target), column(r))
+            if len(results) > 1:
+                self.store_halves(target, at, *results)
+            else:
+                self.top(f"{target}[{at}] = {dsl_type(kind.element_type)}({results[0]})")
+
+        with self.unrolled("r", *((0, count, step) if step > 1 else (count,))) as r:
+            elements = [r, f"({r} + 1)"][:step]
+            texts = {a: [text(value, e) for e in elements] for a, value in zip(arguments, op.inputs, strict=False)}
+            texts[arguments[-2]] = ["row0"] * step
+            texts[arguments[-1]] = [column(e) for e in elements]
+            self.map_elements(body, elements, texts, store)
 
     # -- tiles of one row a thread
 
@@ -198,6 +207,8 @@ class TmemRules:
         if columns == 4:
             for c, name in enumerate(chains):
                 self.top(f"{name} = {source}[{c}]")
+        elif kind == "sum" and self.packed == 2:
+            self._add_pairs(chains, source, columns)
         else:
             for c, name in enumerate(chains):
                 self.top(f"{name} = {combine(f'{source}[{2 * c}]', f'{source}[{2 * c + 1}]')}")
@@ -211,6 +222,18 @@ class TmemRules:
             return
         whole = combine(combine(chains[0], chains[1]), combine(chains[2], chains[3]))
         self.top(f"{target}[0] = {combine(f'{target}[0]', whole) if op.accumulate.value else whole}")
+
+    def _add_pairs(self, chains: list[str], source: str, columns: int) -> None:
+        """The four chains' sums, two columns of a chain at a time, whose sums are added at the end."""
+        odd = [self.names.fresh("odd") for _ in chains]
+        for c, (even, other) in enumerate(zip(chains, odd, strict=True)):
+            self.top(f"{even}, {other} = {source}[{2 * c}], {source}[{2 * c + 1}]")
+        with self.unrolled("q", 1, columns // 8) as q:
+            for c, (even, other) in enumerate(zip(chains, odd, strict=True)):
+                self.top(f"{even}, {other} = add_pair(({even}, {other}), ({source}[8 * {q} + {2 * c}], {source}[8 * {q} + {2 * c + 1}]))")
+        for c in (0, 2):
+            first, second = chains[c : c + 2]
+            self.top(f"{first}, {second} = add_pair(({first}, {second}), ({odd[c]}, {odd[c + 1]}))")
 
 
 def _words(kind, columns: int) -> int:

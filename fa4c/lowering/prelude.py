@@ -158,6 +158,9 @@ _NEEDS = {
     "store_pair": ["select"],
     "tmem_load": ["tmem_pieces"],
     "tmem_store": ["tmem_pieces"],
+    "exp2_pair": ["add_pair", "sub_pair", "fma_pair", "pair"],
+    "tanh_pair": ["add_pair", "mul_pair", "fma_pair", "pair"],
+    **{f"{name}_pair": ["pair"] for name in ("add", "sub", "mul", "fma")},
 }
 
 

@@ -71,4 +71,56 @@ def store_row(pointer, row, source, rows, swizzle):
         piece = cute.make_tensor((source.iterator + c * chunk).align(16), cute.make_layout(chunk))
         cute.autovec_copy(piece, cute.make_tensor(place, cute.make_layout(chunk)))
 ''',
+    "store_halves": '''
+def store_halves(target, at, a, b, kind):
+    """target[at], target[at + 1] = a, b, converted by one instruction; `kind`: bf16x2 or f16x2, whose upper half is the first operand."""
+    both = prims.inline_ptx(f"cvt.rn.{kind}.f32 $0, $2, $1;", write_only_types=[Int32], read_only_args=[a, b])
+    cute.recast_tensor(target, Int32)[at // 2] = both
+''',
+    "add_pair": '''
+def add_pair(a, b):
+    """Two sums by one instruction, as are those below."""
+    return cute.arch.add_packed_f32x2(pair(a), pair(b))
+''',
+    "sub_pair": '''
+def sub_pair(a, b):
+    return cute.arch.sub_packed_f32x2(pair(a), pair(b))
+''',
+    "mul_pair": '''
+def mul_pair(a, b):
+    return cute.arch.mul_packed_f32x2(pair(a), pair(b))
+''',
+    "fma_pair": '''
+def fma_pair(a, b, c):
+    return cute.arch.fma_packed_f32x2(pair(a), pair(b), pair(c))
+''',
+    "pair": '''
+def pair(x):
+    return Float32(x[0]), Float32(x[1])
+''',
+    "exp2_pair": '''
+def exp2_pair(x, emulated):
+    """2**x of two; `emulated` on the FMA units: x = n + f, f in [-0.5, 0.5] by rounding, a polynomial in f, n added to the exponent.
+
+    The polynomial is exactly 1 at f = 0: at x = -127 the exponent then comes out as 0 and the result as 0, which masked scores (-inf) need.
+    """
+    if not emulated:
+        return cute.math.exp2(x[0], fastmath=True), cute.math.exp2(x[1], fastmath=True)
+    x = cute.arch.fmax(x[0], Float32(-127.0)), cute.arch.fmax(x[1], Float32(-127.0))
+    big = 12582912.0, 12582912.0  # 1.5 * 2**23: the low mantissa bits of the sum hold n
+    shifted = add_pair(x, big)
+    f = sub_pair(x, sub_pair(shifted, big))
+    # relative error at most 1.02e-4, where bf16 rounds by 3.9e-3 and fp16 by 4.9e-4
+    p = fma_pair(f, (0.05500896, 0.05500896), (0.24221103, 0.24221103))
+    p = fma_pair(p, f, (0.69328293, 0.69328293))
+    p = fma_pair(p, f, (1.0, 1.0))
+    return tuple((p[i].bitcast(Int32) + (shifted[i].bitcast(Int32) << 23)).bitcast(Float32) for i in range(2))
+''',
+    "tanh_pair": '''
+def tanh_pair(x):
+    """`tanh_exp2` of two."""
+    y = mul_pair(x, (2.8853900817779268, 2.8853900817779268))
+    y = add_pair(tuple(cute.math.exp2(v, fastmath=True) for v in y), (1.0, 1.0))
+    return fma_pair(tuple(cute.arch.rcp_approx(v) for v in y), (-2.0, -2.0), (1.0, 1.0))
+''',
 }

@@ -14,6 +14,7 @@ from ..ir.warp import values_held
 @dataclass(frozen=True)
 class Quads:
     rows: int = 64  # of a warpgroup
+    neighbours: bool = False  # whether elements r and r + 1 of a row, r even, lie in registers r and r + 1 for all tiles
 
     def header(self) -> list[str]:
         return ["row0 = wg * 64 + t // 32 * 16 + t % 32 // 4", "col0 = t % 4 * 2"]
@@ -44,6 +45,7 @@ class Quads:
 @dataclass(frozen=True)
 class Lanes:
     rows: int = 128
+    neighbours: bool = True
 
     def header(self) -> list[str]:
         return ["row0 = wg * 128 + t", "lanes = warp % 4 << 21  # this warp's quarter of tensor memory's lanes"]

@@ -2,8 +2,8 @@
 
     mma      max(2 M N K / mma_flops, operand bytes / smem_bytes_per_clk): each warpgroup reads all of b, and its rows of a if a is in smem;
              warpgroups that share 64 rows read all of a, and their columns of b
-    map ...  max over fp32, alu and mufu of instructions x elements / lanes, and all instructions / issue slots: independent elements keep
-             the units busy side by side
+    map ...  max over fp32, alu and mufu of operations x elements / lanes, and all instructions / issue slots: independent elements keep
+             the units busy side by side; where fp32 instructions are packed, each is two operations
     copies   bytes / smem_bytes_per_clk
     adds     bytes / smem_bytes_per_clk, like stores from registers: what the L2 does with them is waited for by nobody
 
@@ -117,15 +117,16 @@ def _shared_copy(op, target) -> Cost:
     return Cost("smem", clocks, clocks, clocks)
 
 
-def _map(op, target) -> Cost:
-    if op.cond is not None:
-        return _elementwise({"alu": LANES_A_WARP}, target)
-    return _elementwise(map_work(op, target), target)
+def unit_work(op, target) -> Counter:
+    """Operations of elementwise work by unit, one for each lane; none for what is not elementwise."""
+    rule = _WORK.get(type(op))
+    return rule(op, target) if rule is not None else Counter()
 
 
-def map_work(op, target) -> Counter:
-    """Instructions of a map, by unit, one for each lane."""
+def _map_work(op, target) -> Counter:
     work: Counter = Counter()
+    if op.cond is not None:
+        return Counter({"alu": LANES_A_WARP})
     each, row = _elements(op.out.type, target), _row_elements(op.out.type, target)
     arguments = list(op.body.blocks[0].arguments)
     inputs = list(op.inputs)
@@ -136,7 +137,7 @@ def map_work(op, target) -> Counter:
         operands = set(operation.operands)
         times = each if operands & wide else row if operands & narrow else 0
         (wide if times == each else narrow if times else set()).update(operation.results)
-        for unit, count in _instructions(inner).items():
+        for unit, count in _instructions(inner, op.out.type).items():
             work[unit] += count * times
     for value in inputs:
         if space_of(value.type) == "smem":  # a row of column values: a lane reads one for the two rows that it holds, two at a time
@@ -144,46 +145,68 @@ def map_work(op, target) -> Counter:
     return work
 
 
-def _reduce(op, target) -> Cost:
+def _reduce_work(op, target) -> Counter:
     unit = {"max": "alu", "sum": "fp32"}[op.kind.value]
     work = Counter({unit: _elements(op.x.type, target)})
     if op.out.type.rank == 1:  # two exchanges with the other lanes of the row, and what combines them
         rows = _row_elements(op.out.type, target)
         work["alu"] += 2 * rows
         work[unit] += 2 * rows
-    return _elementwise(work, target)
+    return work
 
 
-def _rescale_factor(op, target) -> Cost:
+def _factor_work(op, target) -> Counter:
     rows = _row_elements(op.out.type, target)
-    return _elementwise({"fp32": 2 * rows, "alu": 2 * rows, "mufu": rows}, target)
+    return Counter({"fp32": 2 * rows, "alu": 2 * rows, "mufu": rows})
 
 
-def _vote_any(op, target) -> Cost:
-    return _elementwise({"alu": _row_elements(op.out.type, target)}, target)
+def _vote_work(op, target) -> Counter:
+    return Counter({"alu": _row_elements(op.out.type, target)})
 
 
+def _elementwise_cost(op, target) -> Cost:
+    return _elementwise(unit_work(op, target), target)
+
+
+_WORK = {tile.MapOp: _map_work, tile.ReduceOp: _reduce_work, tile.RescaleFactorOp: _factor_work, tile.VoteAnyOp: _vote_work}
 _RULES = {
     tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.GlobalAddOp: _global_add,
     tile.WaitCountOp: _count, tile.AddCountOp: _count, tile.ToSharedOp: _shared_copy,
-    tile.FromSharedOp: _shared_copy, tile.MapOp: _map, tile.ReduceOp: _reduce,
-    tile.RescaleFactorOp: _rescale_factor, tile.VoteAnyOp: _vote_any,
+    tile.FromSharedOp: _shared_copy, **dict.fromkeys(_WORK, _elementwise_cost),
 }
 
 
 def _elementwise(work, target) -> Cost:
+    clocks = unit_clocks(work, target)
+    unit = max((u for u in clocks if u != "issue"), key=clocks.get)
+    whole = _clocks(*clocks.values())
+    return Cost(unit, whole, whole, whole)
+
+
+def unit_clocks(work, target) -> dict[str, float]:
+    """Clocks that work keeps each unit, and the issue slots, of an SM busy."""
     lanes = {"fp32": target.fp32, "alu": target.alu, "mufu": target.mufu}
-    share = {unit: work.get(unit, 0) / lanes[unit] for unit in lanes}
-    unit = max(share, key=share.get)
-    clocks = _clocks(share[unit], sum(work.values()) / (target.warps_per_warpgroup * LANES_A_WARP))
-    return Cost(unit, clocks, clocks, clocks)
+    instructions = sum(work.values()) - work.get("fp32", 0) * (1 - 1 / target.fp32_packed)
+    slots = target.warps_per_warpgroup * LANES_A_WARP
+    return {**{unit: work.get(unit, 0) / lanes[unit] for unit in lanes}, "issue": instructions / slots}
 
 
-def _instructions(op) -> dict[str, float]:
+def emulated_share(emulated: int, columns: int) -> float:
+    """Of a row's exponentials, computed in groups of 8 columns, of which `emulated` in 16 are on the FMA units."""
+    groups = max(1, columns // 8)
+    return sum(group % 16 < emulated for group in range(groups)) / groups
+
+
+def emulation_work(share: float) -> dict[str, float]:
+    """Operations of one exponential, on the average, where a share of them is emulated."""
+    return {"mufu": 1 - share, **{unit: count * share for unit, count in _EMULATED_EXP2.items()}}
+
+
+def _instructions(op, kind=None) -> dict[str, float]:
+    """Of one scalar operation for one element of a tile of type `kind`."""
     name = op.operation.name
     if name == "tile.exp2":
-        share = op.emulated.value / 16
-        return {"mufu": 1 - share, **{unit: count * share for unit, count in _EMULATED_EXP2.items()}}
+        return emulation_work(emulated_share(op.emulated.value, kind.shape[1] if kind is not None and kind.rank == 2 else 128))
     if name == "arith.mulf" and _only_feeds_a_sum(op):
         return {}  # becomes the addition's FMA
     for unit, names in _ONE.items():

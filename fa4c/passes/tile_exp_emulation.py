@@ -1,13 +1,19 @@
 """Compute a share of the exponentials on the FMA units instead of the special-function unit.
 
 ex2 runs at 16 a clock and SM, FMA at 128: where exponentials limit a kernel, a share of them is faster as range reduction and a polynomial
-(about 8 instructions). `share` counts of 16 groups of 8 neighbouring columns, so that all threads do the same; -1 takes the target's number
-for loops in which the special-function unit needs longer than the tensor cores (a soft cap triples its work), by a factor that is the
-target's too, and 0 for others. Small tiles, such as row statistics, are left alone.
+(about 8 instructions). `share` counts of 16 groups of 8 neighbouring columns, so that all threads do the same. -1 decides loop by loop,
+where the special-function unit is busy for longer than the target's factor (`exp2_emulation_from`) times the tensor cores: a soft cap
+triples its work, a small head dim halves the tensor cores'. Then it takes the share that was measured for the target (`exp2_emulated`), or,
+where none was, that of the model: the least share with which no unit (special-function, FMA, ALU, issue slots) is busy for longer than
+that; if there is none, the share that keeps the busiest of them the least busy. Small tiles, such as row statistics, are left alone.
 
 Before:  %p = math.exp2 %x : f32                            (in a tile.map over 128x128)
 After:   %p = "tile.exp2"(%x) {emulated = 2 : i64} : (f32) -> f32
+
+Source: Shah et al. 2026 (FlashAttention-4), section 3.1.2.
 """
+
+from collections import Counter
 
 from ..ir.diagnostics import Diagnostic
 from ..ir.mlir import ir
@@ -15,7 +21,7 @@ from ..ir.tile import Exp2Op, MapOp, MmaOp
 from ..targets import of as target_of
 from ._tile_map import operations_in
 from .loop_graph import pipelined_loops
-from .op_costs import cost, map_work
+from .op_costs import cost, emulated_share, emulation_work, unit_clocks, unit_work
 from .registry import register_pass
 
 _GROUP = 16
@@ -27,23 +33,46 @@ def tile_exp_emulation(module: ir.Module, *, share: int = -1) -> None:
         raise Diagnostic(
             f"share={share} is out of range",
             why=f"it counts exponentials of {_GROUP} neighbouring columns",
-            fix=f"give 0 to {_GROUP}, or -1 for the target's",
+            fix=f"give 0 to {_GROUP}, or -1 to leave it to the target",
         )
     target = target_of(module)
     for loop in pipelined_loops(module):
-        chosen = share if share >= 0 else target.exp2_emulated if _limited_by_exponentials(loop, target) else 0
-        for op in operations_in(loop) if chosen else []:
-            if isinstance(op, MapOp) and _is_wide(op.out.type):
-                for inner in operations_in(op):
-                    if inner.operation.name == "math.exp2" and isinstance(inner.operation.results[0].type, ir.F32Type):
-                        _emulate(inner.operation, chosen)
+        chosen = share if share >= 0 else share_of(loop, target)
+        for operation, _ in _exponentials(loop) if chosen else []:
+            _emulate(operation, chosen)
 
 
-def _limited_by_exponentials(loop, target) -> bool:
+def share_of(loop, target) -> int:
+    """How many of 16 groups of exponentials of a loop the target wants on its FMA units."""
     operations = list(loop.regions[0].blocks[0].operations)
-    special = sum(map_work(op, target)["mufu"] for op in operations if isinstance(op, MapOp)) / target.mufu
-    tensor = sum(cost(op, target).clocks for op in operations if isinstance(op, MmaOp))
-    return special > target.exp2_emulation_from * tensor
+    work = sum((unit_work(op, target) for op in operations), Counter())
+    limit = target.exp2_emulation_from * sum(cost(op, target).clocks for op in operations if isinstance(op, MmaOp))
+    if unit_clocks(work, target)["mufu"] <= limit:
+        return 0
+    if target.exp2_emulated is not None:
+        return target.exp2_emulated
+    return min(range(_GROUP + 1), key=lambda share: (max(limit, _busiest(work, _exponentials(loop), share, target)), share))
+
+
+def _busiest(work: Counter, exponentials: list, share: int, target) -> float:
+    """Clocks of the busiest unit, were that share of the exponentials emulated."""
+    changed = Counter(work)
+    for _, kind in exponentials:
+        elements = kind.shape[0] * kind.shape[1]
+        for unit, count in emulation_work(emulated_share(share, kind.shape[1])).items():
+            changed[unit] += (count - (unit == "mufu")) * elements
+    return max(unit_clocks(changed, target).values())
+
+
+def _exponentials(loop) -> list:
+    """(exponential, type of the tile that its map makes) of the wide maps of a loop."""
+    maps = [op for op in operations_in(loop) if isinstance(op, MapOp) and _is_wide(op.out.type)]
+    return [
+        (inner.operation, op.out.type)
+        for op in maps
+        for inner in operations_in(op)
+        if inner.operation.name == "math.exp2" and isinstance(inner.operation.results[0].type, ir.F32Type)
+    ]
 
 
 def _is_wide(kind) -> bool:

@@ -72,9 +72,10 @@ class Target:
     dram_bytes_per_s: float
     clock_hz: float
 
+    fp32_packed: int = 1  # additions, multiplications or FMAs of one instruction; 2: there is .f32x2
     bulk_copy_alignment: int = 16  # TMA: base address and strides, in bytes
     swizzle_bytes: tuple[int, ...] = (128, 64, 32)
-    exp2_emulated: int = 0  # of 16 exponentials, where the special-function unit limits a loop; not 0 only where a measurement shows a gain
+    exp2_emulated: int | None = 0  # of 16 exponentials, where the special-function unit limits a loop, as measured; None: by the model
     exp2_emulation_from: float = 1.25  # ... by this factor over the tensor cores
     multicast: int = 1  # CTAs that load common tiles together (`tile-multicast`); more than 1 only where measured
     l2_repeated: str = "none"  # which priority in L2 the loads of block loops ask for (`tile-l2-hints`); not "none" only where measured

@@ -27,7 +27,10 @@ TARGET = Target(
     mma=Mma(m=128, n_step=16, n_max=256, k=16, accumulator="tmem", a_spaces=("smem", "tmem")),
     mma_flops=8192,  # B 1.1
     mufu=16,  # B 1.1; B300 has 32
-    fp32=128,  # as Hopper; B 1.2: packed f32x2 does two with one instruction
+    exp2_emulated=None,
+    exp2_emulation_from=0.9,  # B 1.2, 6: MMA and exponentials are level at head dim 128, where FA-4 emulates an eighth in causal kernels
+    fp32=128,  # FMAs, as Hopper
+    fp32_packed=2,  # B 1.2, 8.1: add, sub, mul, fma of .f32x2; that halves instructions, not the units' time
     alu=64,
     smem_bytes_per_clk=128,  # B 1.1
     dsmem_exchange_clk=384,  # B 1.4: the paper's figure; 256 by the released code's own traffic

@@ -87,15 +87,9 @@ def test_no_local_memory(path, head_dim):
     assert kernel_checks.local_memory(ptx) == []
 
 
-# Stack that ptxas takes outside of loops: the epilogue of head dim 256 holds a row of 256 outputs.
-STACK = {(256, 256): 48}
-
-
 @pytest.mark.parametrize(("path", "head_dim"), [case[:2] for case in CASES[:6]], ids=str)
 def test_registers_suffice(path, head_dim):
-    limit = STACK.get(head_dim, 0)
-    cubin = compiled.cubin(path, target=TARGET, head_dim=head_dim)
-    assert all(int(re.search(r": (\d+) bytes of stack", line)[1]) <= limit for line in kernel_checks.stack_and_local_bytes(cubin))
+    assert kernel_checks.stack_and_local_bytes(compiled.cubin(path, target=TARGET, head_dim=head_dim)) == []
 
 
 def test_two_query_tiles_are_in_flight():

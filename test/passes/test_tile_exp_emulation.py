@@ -1,5 +1,7 @@
 """tile-exp-emulation by execution: nothing but the unit changes."""
 
+import re
+
 import attn_to_tile_programs as programs
 import pytest
 from attn_to_tile_programs import CAUSAL, attention, function, gemm_qk, map_op, softmax
@@ -7,6 +9,7 @@ from attn_to_tile_programs import CAUSAL, attention, function, gemm_qk, map_op, 
 from fa4c import targets
 from fa4c.ir.context import print_module
 from fa4c.ir.diagnostics import Diagnostic
+from fa4c.lowering.compile import compile_text
 
 TO_TILE = "attn-simplify-mask,attn-fold-scale,attn-to-tile{block-m=64 block-n=32}"
 SIZES = dict(b=1, hq=2, hkv=1, m=70, n=100)
@@ -62,3 +65,31 @@ def test_rows_stay_on_the_special_function_unit():
 def test_refuses(share):
     with pytest.raises(Diagnostic, match=f"share={share} is out of range"):
         text_after(f"{{share={share}}}")
+
+
+def share_on_blackwell(name: str, head_dim: tuple[int, int]) -> int:
+    """Of 16 groups, emulated in P; 0 where P stays on the special-function unit."""
+    file = programs.EXAMPLES / name
+    text = compile_text(file.read_text(), str(file), emit="tile", target="sm_100a", head_dim=head_dim)
+    found = [int(n) for n in re.findall(r"emulated = (\d+)", text)]
+    assert len(found) <= 1
+    return found[0] if found else 0
+
+
+# MMA / exponentials, in clocks of a 128-row block: 512 / 1032 at 64, 1024 / 1032 at 128, 960 / 776 (96 columns), 1280 / 648 (80 columns)
+@pytest.mark.parametrize(("head_dim", "share"), [((64, 64), 6), ((128, 128), 2), ((192, 128), 0), ((256, 256), 0)])
+def test_the_model_decides_where_nothing_was_measured(head_dim, share):
+    """Head dim 128: least share with 1032 - 64 n <= 0.9 * 1024. At 64 that is out of reach: 1032 - 64 n meets what FMA and ALU then do."""
+    assert share_on_blackwell("causal.mlir", head_dim) == share
+
+
+def test_the_special_function_rate_decides():
+    shares = []
+    for mufu in (8, 16, 32):  # halved, as it is, as on B300
+        with targets.override("sm_100a", mufu=mufu):
+            shares.append(share_on_blackwell("causal.mlir", (128, 128)))
+    assert shares == [9, 2, 0]
+
+
+def test_more_special_work_is_emulated_more():
+    assert share_on_blackwell("softcap.mlir", (128, 128)) == 16

@@ -1,0 +1,121 @@
+"""The body of a map, for one element or for two neighbours of a row at a time.
+
+Where the target has packed fp32 instructions (`fp32_packed` = 2) and a thread's elements r and r + 1 are neighbours of a row, additions,
+multiplications and FMAs of the two are one instruction (PTX ISA: add, sub, mul, fma of .f32x2, sm_100 and later), and so is the conversion
+to 16 bits. All else is done for one after the other.
+"""
+
+from __future__ import annotations
+
+from ..ir import tile
+from ..ir.mlir import ir
+
+_PACKED = {
+    "arith.addf": "add_pair", "arith.subf": "sub_pair", "arith.mulf": "mul_pair", "math.fma": "fma_pair", "math.tanh": "tanh_pair",
+}
+_HALVES = {"bf16": "bf16x2", "f16": "f16x2"}
+
+
+class MapRules:
+    """Mixed into the emitter of a kernel."""
+
+    def packs(self, body, count: int) -> bool:
+        """Whether `count` elements of a thread, neighbours of a row, are computed two at a time."""
+        flat = all(not len(op.operation.regions) for op in body.operations)
+        return self.packed == 2 and self.layout.neighbours and count % 2 == 0 and flat
+
+    def map_elements(self, body, elements: list[str], texts: dict, store) -> None:
+        """Emit the body for one or two elements; `texts`: argument -> its value's text for each. `store(element, result)` emits what becomes
+        of one result, `store(element, a, b, dtype)` of two that are f32 still and that one instruction converts."""
+        pairs = {}  # value -> its two names, where they differ
+        used = uses(body)
+        for argument, each in texts.items():
+            if argument not in used:
+                continue
+            if len(set(each)) == 1:
+                self._assign(argument, each[0], "x")
+            else:
+                pairs[argument] = [self._named(text) for text in each]
+        *operations, last = body.operations
+        fused = _products(operations) if len(elements) == 2 else {}
+        result = last.operation.operands[0]
+        rounded = _converted(result) if len(elements) == 2 else None
+        for op in operations:
+            if op.operation.results[0] in fused or (rounded is not None and op.operation.results[0] == result):
+                continue
+            products = [fused[operand] for operand in op.operation.operands if operand in fused]
+            if any(v in pairs for inner in [op, *products] for v in inner.operation.operands):
+                pairs[op.operation.results[0]] = self._pair(op, pairs, products, elements)
+            else:
+                self.element = elements[0]
+                for inner in [*products, op]:
+                    self.emit(inner)
+        if rounded in pairs:
+            store(elements[0], *pairs[rounded], str(result.type))
+            return
+        if rounded is not None:  # the same for both
+            self.emit(result.owner.opview)
+        for number, element in enumerate(elements):
+            store(element, pairs[result][number] if result in pairs else self.operand(result))
+
+    def _named(self, text: str) -> str:
+        name = self.names.fresh("x")
+        self.top(f"{name} = {text}")
+        return name
+
+    def _pair(self, op, pairs: dict, products: list, elements: list[str]) -> list[str]:
+        names = [self.names.fresh("v"), self.names.fresh("v")]
+
+        def both(value) -> str:
+            return f"({', '.join(pairs[value] if value in pairs else [self.operand(value)] * 2)})"
+
+        function, operands = _PACKED.get(op.operation.name), list(op.operation.operands)
+        if function and isinstance(op.operation.results[0].type, ir.F32Type):
+            for product in products:
+                function = "fma_pair"
+                operands = [*product.operation.operands, *(v for v in operands if v != product.operation.results[0])]
+            self.top(f"{names[0]}, {names[1]} = {function}({', '.join(map(both, operands))})")
+        elif isinstance(op, tile.Exp2Op) and op.emulated.value:
+            self.top(f"{names[0]}, {names[1]} = exp2_pair({both(op.x)}, {self.layout.column_group(elements[0])} % 16 < {op.emulated.value})")
+        else:
+            for number, element in enumerate(elements):
+                self.element = element
+                self.values.update((value, pairs[value][number]) for value in operands if value in pairs)
+                self.emit(op)
+                names[number] = self.operand(op.operation.results[0])
+        return names
+
+    def store_halves(self, target: str, element: str, a: str, b: str, dtype: str) -> None:
+        """Two neighbouring 16-bit elements of a fragment."""
+        self.top(f'store_halves({target}, {element}, {a}, {b}, "{_HALVES[dtype]}")')
+
+
+def _products(operations) -> dict:
+    """result -> multiplication that feeds one addition only: the two become an FMA, as the compiler does with scalars."""
+    found, additions = {}, set()
+    for op in operations:
+        users = [use.owner.operation for use in op.operation.results[0].uses]
+        product = op.operation.name == "arith.mulf" and isinstance(op.operation.results[0].type, ir.F32Type)
+        if product and [user.name for user in users] == ["arith.addf"] and users[0] not in additions:
+            additions.add(users[0])
+            found[op.operation.results[0]] = op
+    return found
+
+
+def _converted(value):
+    """The f32 that a result was converted to 16 bits from; None if it was not."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != "arith.truncf" or str(value.type) not in _HALVES:
+        return None
+    return owner.operands[0] if isinstance(owner.operands[0].type, ir.F32Type) and len(list(value.uses)) == 1 else None
+
+
+def uses(block) -> set:
+    """All values that the operations of a block take."""
+    used = set()
+    for op in block.operations:
+        used.update(op.operation.operands)
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                used |= uses(inner)
+    return used
