@@ -7,7 +7,7 @@ import os
 import re
 import threading
 
-from . import attn, tile, value_names, warp, warp_tmem  # noqa: F401  warp_tmem adds operations to `warp`
+from . import attn, tile, tile_pair, value_names, warp, warp_tmem  # noqa: F401  tile_pair and warp_tmem add operations to `tile`, `warp`
 from .mlir import announce_dialect, ir
 
 CONTEXT_LOCK = threading.RLock()

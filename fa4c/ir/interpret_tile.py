@@ -7,13 +7,14 @@ order and keeps tiles in physical buffers, columns and registers, poisoned at th
 column that a pass chose wrongly gives wrong numbers. Two dtypes: "float64" never rounds, "kernel" rounds as the kernel's types say.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from . import scalar
 from .diagnostics import Diagnostic, nearest, op_diagnostic
 from .interpret_tile_kernel import Kernel, Machine
+from .interpret_tile_pair import Pair
 from .tile_storage import PhysicalStore, ValueStore, poison
 
 MODES = {"value": ValueStore, "storage": PhysicalStore}
@@ -64,11 +65,20 @@ class _Program:
         x, y, z = (int(size) for size in operands[:3])
         for cta in np.ndindex(max(z, 0), max(y, 0), max(x, 0)):
             place = cta[::-1]
-            if self._ctas is None or place in self._ctas:
-                self._run_cta(kernel, place, x, operands[3:])
+            if self._ctas is not None and place not in self._ctas:
+                continue
+            if not kernel.paired:
+                for _ in self._cta(kernel, place, x, operands[3:]):
+                    pass
+            elif place[0] % 2 == 0 or (self._ctas is not None and (place[0] - 1, *place[1:]) not in self._ctas):
+                self._run_pair(kernel, (place[0] // 2 * 2, *place[1:]), x, operands[3:])
         return []
 
-    def _run_cta(self, kernel: Kernel, place: tuple, grid_x: int, arguments: list) -> None:
+    def _run_pair(self, kernel: Kernel, place: tuple, grid_x: int, arguments: list) -> None:
+        pair = Pair()
+        pair.run(*(self._cta(kernel, (place[0] + rank, *place[1:]), grid_x, arguments, pair.side(rank)) for rank in range(2)))
+
+    def _cta(self, kernel: Kernel, place: tuple, grid_x: int, arguments: list, side=None) -> Iterator[None]:
         """A fresh CTA, its memory poisoned."""
         store = MODES[self._mode](kernel, self._dtype)
         special = {
@@ -79,9 +89,10 @@ class _Program:
         if ctas > 1:
             if grid_x % ctas:
                 raise op_diagnostic(kernel.op, f"runs {grid_x} CTAs in clusters of {ctas}", why="the grid's x is a multiple of that")
-            special["tile.load"] = self._shares(kernel, place, ctas, arguments)
-        for _ in Machine(kernel, store, special=special, in_schedule_order=self._mode == "storage").run(arguments):
-            pass
+            special["tile.cta_rank"] = lambda step, operands: [np.int64(place[0] % ctas)]
+            if any(step.name == "tile.load" and step.op.shared.value for step in kernel.block.all_steps()):
+                special["tile.load"] = self._shares(kernel, place, ctas, arguments)
+        return Machine(kernel, store, special=special, in_schedule_order=self._mode == "storage", side=side).run(arguments)
 
     def _shares(self, kernel: Kernel, place: tuple, ctas: int, arguments: list):
         """The rule of loads in a cluster: of a shared one, each CTA's rows are what that CTA asked for in its own load of that number."""

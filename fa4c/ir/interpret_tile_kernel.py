@@ -16,6 +16,7 @@ from . import scalar
 from .diagnostics import op_diagnostic
 from .interpret_tile_ops import captured, is_tile, reader
 from .tile import Scheduled, space_of
+from .tile_pair import pairs
 from .tile_storage import RegisterPlan
 
 _TERMINATORS = ("scf.yield", "tile.yield")
@@ -48,6 +49,13 @@ class Block:
     def tile_results(self) -> set:
         return {result for step in self.tile_steps for result in step.results}
 
+    def all_steps(self) -> Iterator["Step"]:
+        """Nested blocks included."""
+        for step in self.steps:
+            yield step
+            for block in step.blocks:
+                yield from block.all_steps()
+
     def all_tile_results(self) -> Iterator:
         """Nested blocks included."""
         for step in self.steps:
@@ -64,7 +72,7 @@ class Step:
         operation = op.operation
         self.op, self.name = op, operation.name
         self.operands, self.results = list(operation.operands), list(operation.results)
-        self.scheduled = isinstance(op, Scheduled)
+        self.scheduled, self.paired = isinstance(op, Scheduled), pairs(op)
         self.placed = self.scheduled or (self.name == "tile.splat" and space_of(self.results[0].type) == "tmem")
         self.blocks, self.captured = [], []
         self.stage, self.order, self.buffers = 0, None, 1
@@ -73,7 +81,7 @@ class Step:
             self.stage = op.stage.value
             self.order = op.order.value if op.order is not None else None
             self.captured = [value for region in operation.regions for value in captured(region)]
-        if self.name in ("tile.load", "tile.to_shared"):
+        if self.name in ("tile.load", "tile.to_shared", "tile.exchange"):
             self.buffers = op.buffers.value
         if self.name in ("scf.for", "scf.if", "tile.walk"):
             self.blocks = [Block(region.blocks[0], mode) for region in operation.regions if len(region.blocks)]
@@ -98,6 +106,7 @@ class Kernel:
     def __init__(self, op, mode: str):
         self.op = op
         self.block = Block(op.body.blocks[0], mode)
+        self.paired = any(step.paired for step in self.block.all_steps())
         self.register_plan = RegisterPlan()
         self._plan_registers(self.block)
 
@@ -130,10 +139,13 @@ class Scope:
 
 
 class Machine:
-    """Runs one CTA (or the host). `special` has the operations that ask about the surroundings: name -> function(operands) -> results."""
+    """Runs one CTA (or the host). `special` has the operations that ask about the surroundings: name -> function(operands) -> results.
 
-    def __init__(self, kernel: Kernel, store, *, special: dict[str, Callable[[Step, list], list]], in_schedule_order: bool):
-        self._kernel, self._store = kernel, store
+    `side` is its side of a pair of CTAs, where it has a peer.
+    """
+
+    def __init__(self, kernel: Kernel, store, *, special: dict[str, Callable[[Step, list], list]], in_schedule_order: bool, side=None):
+        self._kernel, self._store, self._side = kernel, store, side
         self._special, self._in_schedule_order = special, in_schedule_order
 
     def run(self, arguments: list) -> Iterator[None]:
@@ -154,13 +166,15 @@ class Machine:
         elif step.name == "tile.walk":
             yield from self._run_walk(step, scope)
         else:
-            self._compute(step, scope)
+            operands = [self._store.fetch(scope[value], step.op) for value in step.operands]
+            if step.paired:
+                operands = yield from self._side.operands(step.op, operands)
+            self._compute(step, scope, operands)
             if step.scheduled:
                 yield
 
-    def _compute(self, step: Step, scope: Scope) -> None:
+    def _compute(self, step: Step, scope: Scope, operands: list) -> None:
         fetch = self._store.fetch
-        operands = [fetch(scope[value], step.op) for value in step.operands]
         if step.name in self._special:
             results = self._special[step.name](step, operands)
         elif step.compute is None:

@@ -226,11 +226,7 @@ def _vote_any(op, mode):
     return lambda operands, outer: [np.repeat(operands[0].reshape(-1, rows).any(axis=1), rows)]
 
 
-def _from_shared(op, mode):
-    return lambda operands, outer: [operands[0]]
-
-
-def _to_shared(op, mode):
+def _as_it_is(op, mode):
     return lambda operands, outer: [operands[0]]
 
 
@@ -249,8 +245,9 @@ _READERS: dict[str, Callable[[object, str], Compute]] = {
     "tile.reduce": _reduce,
     "tile.rescale_factor": _rescale_factor,
     "tile.vote_any": _vote_any,
-    "tile.from_shared": _from_shared,
-    "tile.to_shared": _to_shared,
+    "tile.from_shared": _as_it_is,
+    "tile.to_shared": _as_it_is,
+    "tile.exchange": _as_it_is,  # of what both CTAs brought (`interpret_tile_pair`)
 }
 
 

@@ -372,6 +372,9 @@ class MmaOp(Scheduled, name="mma"):
     """out = acc + a @ b, in f32, asynchronously; a^T with `transpose_a`, b^T with `transpose_b`. Without `acc` the sum starts at 0.
 
     `b` is in shared memory; `a` in shared memory or registers (then it was computed here, and cannot be transposed).
+
+    With `ctas` = 2 both CTAs of a pair form their products together: each has its own rows, in `a` and the result, and in `b` half of the
+    columns that both multiply by, the first CTA the left half.
     """
 
     a: ext.Operand[Any]
@@ -379,6 +382,7 @@ class MmaOp(Scheduled, name="mma"):
     acc: ext.Operand[Any] | None
     transpose_a: Any = optional(ir.BoolAttr, "false")
     transpose_b: Any = optional(ir.BoolAttr, "false")
+    ctas: Any = optional(ir.IntegerAttr, "1 : i64")
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -406,6 +410,9 @@ class MmaOp(Scheduled, name="mma"):
             )
         if self.a.type.element_type != self.b.type.element_type:
             return op_error(self, f"needs one dtype for a and b, but they have {self.a.type.element_type} and {self.b.type.element_type}")
+        if not _has_ctas(self):
+            return False
+        columns *= self.ctas.value
         want = f"{rows}x{columns}xf32"
         out = self.out.type
         if list(out.shape) != [rows, columns] or str(out.element_type) != "f32":
@@ -724,14 +731,28 @@ def is_cluster_size(op) -> bool:
     return op.cluster.value in (1, 2, 4, 8) or op_error(op, f"has cluster = {op.cluster.value}", why="1, 2, 4 or 8 CTAs run together")
 
 
+def _cluster_around(op) -> int:
+    """How many CTAs run together in the kernel of an operation; 2 while it is under construction."""
+    operation = op.operation.parent
+    while operation is not None and operation.name != "tile.kernel":
+        operation = operation.parent
+    return operation.opview.cluster.value if operation is not None else 2
+
+
+def _has_ctas(op) -> bool:
+    """A product of a pair stands in a kernel whose CTAs run in pairs."""
+    if op.ctas.value not in (1, 2):
+        return op_error(op, f"has ctas = {op.ctas.value}", why="one CTA forms a product, or the two of a pair")
+    return op.ctas.value <= _cluster_around(op) or op_error(
+        op, "is formed by a pair of CTAs, but none run together", fix="give its tile.kernel cluster = 2, or remove ctas"
+    )
+
+
 def _has_shares(op) -> bool:
     """The shares of a shared load are whole swizzle atoms of 8 rows."""
     if not op.shared.value:
         return True
-    operation = op.operation.parent
-    while operation is not None and operation.name != "tile.kernel":
-        operation = operation.parent
-    ctas = operation.opview.cluster.value if operation is not None else 2
+    ctas = _cluster_around(op)
     if ctas == 1:
         return op_error(op, "is shared, but no CTAs run together", fix="give its tile.kernel a cluster, or remove shared")
     rows = op.out.type.shape[0]

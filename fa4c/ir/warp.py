@@ -144,6 +144,9 @@ class PipelineOp(Operation, name="pipeline"):
     A full barrier completes when `tx_bytes` have arrived; with 0, when `fills` threads (or MMAs' commits) have. With `groups` there are
     so many times the barriers: each compute warpgroup has a ring of its own. With `ctas` above 1
     the slots of all CTAs of the cluster are filled together, and a release arrives on the empty barriers of all of them.
+
+    With `leader` the full barriers are those of the pair's first CTA, which alone waits for them: copies and arrivals of both CTAs go
+    there, and `tx_bytes`, which it announces, and `fills` count those of both. The empty ones are each CTA's own.
     """
 
     stages: ir.IntegerAttr
@@ -153,6 +156,7 @@ class PipelineOp(Operation, name="pipeline"):
     fills: Any = optional(ir.IntegerAttr, "1 : i64")
     groups: Any = optional(ir.IntegerAttr, "1 : i64")
     ctas: Any = optional(ir.IntegerAttr, "1 : i64")
+    leader: Any = optional(ir.BoolAttr, "false")
     out: ext.Result[PipeType]
 
     def verify_op(self) -> bool:
@@ -160,6 +164,9 @@ class PipelineOp(Operation, name="pipeline"):
             return op_error(self, f"has {self.stages.value} stages", why="a pipeline has at least one")
         if self.offset.value % 8:
             return op_error(self, f"has offset {self.offset.value}", why="mbarriers are 8 bytes, 8-byte aligned")
+        if self.leader.value and (self.ctas.value > 1 or cluster_around(self) == 1):
+            return op_error(self, "has its full barriers in the first CTA of a pair", why="its kernel has no pairs, or each CTA fills all",
+                            fix="give the kernel cluster = 2, and the pipeline no ctas")
         if self.fills.value < 1 or self.groups.value < 1 or (self.fills.value > 1 and self.tx_bytes.value):
             return op_error(
                 self,
@@ -188,7 +195,7 @@ class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
     """What `warps` (consecutive) do. They set their register limit to `registers`; only the first `active` of them run the body.
 
     `layout` says which part of a register tile a thread holds: "quads", that of a wgmma accumulator, 64 rows a warpgroup, four lanes to
-    a row; "lanes", one row a thread, 128 rows a warpgroup, as tensor memory is read.
+    a row; "lanes", one row a thread, 128 rows a warpgroup, as tensor memory is read. With `leader` only the first CTA of a pair runs it.
     """
 
     sym_name: ir.StringAttr
@@ -196,9 +203,12 @@ class RoleOp(Operation, name="role", traits=[ir.NoTerminatorTrait]):
     active: ir.IntegerAttr
     registers: ir.IntegerAttr
     layout: Any = optional(ir.StringAttr, '"quads"')
+    leader: Any = optional(ir.BoolAttr, "false")
     body: ext.Region
 
     def verify_op(self) -> bool:
+        if self.leader.value and cluster_around(self) == 1:
+            return op_error(self, "is of the first CTA of a pair", why="its kernel has no pairs", fix="give the kernel cluster = 2")
         warps = list(self.warps)
         whole = bool(warps) and warps[0] % 4 == 0 and len(warps) % 4 == 0
         within = bool(warps) and warps[0] // 4 == warps[-1] // 4
@@ -273,7 +283,8 @@ class AcquireOp(Operation, name="acquire"):
 
 
 class ArmOp(Operation, name="arm"):
-    """Tell the slot's full barrier how many bytes will come. One thread, before its copies."""
+    """Tell the slot's full barrier how many bytes will come. One thread, before its copies. Of a pipe with `leader`, the pair's first CTA.
+    """
 
     state: ext.Operand[Any]
 
@@ -769,6 +780,14 @@ class PtxOp(Operation, name="ptx", traits=[ext.Pure]):
 
 
 # ------------------------------------------------------------------------------------------------------------------ helpers
+
+
+def cluster_around(op) -> int:
+    """How many CTAs run together in the kernel of an operation; 2 while it is under construction."""
+    operation = op.operation.parent
+    while operation is not None and operation.name != "warp.kernel":
+        operation = operation.parent
+    return operation.opview.cluster.value if operation is not None else 2
 
 
 def is_slot_number(state) -> bool:

@@ -14,7 +14,7 @@ from .base import optional
 from .diagnostics import op_error
 from .mlir import ext, ir
 from .tile import check_yield, column_of, space_of
-from .warp import BufferOp, Operation, PipelineOp, RoleOp, StateOp, Warp, bits_of
+from .warp import BufferOp, Operation, PipelineOp, RoleOp, StateOp, Warp, bits_of, cluster_around
 from .warp import _is_buffer as is_buffer
 from .warp import _is_fragment as is_fragment
 from .warp import _is_reader as is_reader
@@ -33,14 +33,17 @@ class LinkType(Warp.Type, name="order"):
 
 class TmemAllocOp(Operation, name="tmem_alloc"):
     """Warp `warp` allocates `columns` columns; their address goes to the i32 at byte `word` of shared memory, for who comes after
-    `init_barriers`."""
+    `init_barriers`. With `ctas` = 2 both CTAs of a pair do, and get the same columns: the MMAs of the kernel are formed by pairs."""
 
     columns: ir.IntegerAttr
     word: ir.IntegerAttr
     warp: ir.IntegerAttr
+    ctas: Any = optional(ir.IntegerAttr, "1 : i64")
     out: ext.Result[MemoryType]
 
     def verify_op(self) -> bool:
+        if not has_ctas(self):
+            return False
         columns = self.columns.value
         if columns not in (32, 64, 128, 256, 512):
             return op_error(self, f"allocates {columns} columns", why="tcgen05.alloc takes a power of two from 32 to 512")
@@ -48,7 +51,7 @@ class TmemAllocOp(Operation, name="tmem_alloc"):
 
 
 class TmemFreeOp(Operation, name="tmem_free"):
-    """The whole CTA meets, then the warp that allocated `memory` gives it back."""
+    """The whole CTA, or pair of CTAs, meets, then the warp that allocated `memory` gives it back."""
 
     memory: ext.Operand[MemoryType]
 
@@ -84,6 +87,9 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
 
     `a` is a buffer or a tile in tensor memory. `a_state`, `b_state` say which slot of a buffer; absent until `warp-insert-barriers` has
     run; `reader` as in `warp.wgmma`. MMAs of one thread are done in the order of their issue.
+
+    With `ctas` = 2 a thread of the pair's first CTA does so for both CTAs: each has its own rows of acc and a, at the same addresses, and
+    in `b` half of the columns, the first CTA the left half.
     """
 
     acc: ext.Operand[Any]
@@ -94,6 +100,7 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
     block: ir.IntegerAttr
     transpose_b: Any = optional(ir.BoolAttr, "false")
     reader: Any = optional(ir.IntegerAttr, "0 : i64")
+    ctas: Any = optional(ir.IntegerAttr, "1 : i64")
     accumulate: ir.BoolAttr
 
     def verify_op(self) -> bool:
@@ -109,6 +116,9 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
             return op_error(self, f"multiplies {a} by {b} into {acc}", why="both are bf16 or both f16, and sums are f32")
         a_shape, b_shape = list(self.a.type.shape)[-2:], list(self.b.type.shape)[-2:]
         depth_b, columns = reversed(b_shape) if self.transpose_b.value else b_shape
+        if not has_ctas(self) or not self._fits_its_memory():
+            return False
+        columns *= self.ctas.value
         if a_shape[1] != depth_b or list(self.acc.type.shape) != [a_shape[0], columns]:
             return op_error(self, f"multiplies {a_shape} by {b_shape} into {list(self.acc.type.shape)}", why="the sizes do not fit")
         if columns % 16 or not 16 <= columns <= 256:
@@ -118,15 +128,23 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
             return op_error(self, f"has block = {self.block.value}", why=f"{a_shape[0]} rows are {blocks} blocks of {LANES}")
         return depth_b % 16 == 0 or op_error(self, f"sums over {depth_b}", why="16-bit tcgen05.mma sums over 16 a step (PTX ISA)")
 
+    def _fits_its_memory(self) -> bool:
+        made = self.acc.owner.opview.memory.owner.opview.ctas.value
+        return self.ctas.value == made or op_error(
+            self, f"is formed by {self.ctas.value} CTAs, but its tensor memory was allocated for MMAs of {made}",
+            why="all tcgen05 instructions of a kernel have one cta_group (PTX ISA)", fix="give both the same ctas")
+
 
 class Tcgen05CommitOp(Operation, name="tcgen05_commit"):
-    """Once all MMAs that this thread has issued so far are done, they arrive on the slot's `barrier`: "full" or "empty"."""
+    """Once all MMAs that this thread has issued so far are done, they arrive on the slot's `barrier`: "full" or "empty". With `ctas` = 2 on
+    that of both CTAs of the pair."""
 
     state: ext.Operand[Any]
     barrier: ir.StringAttr
+    ctas: Any = optional(ir.IntegerAttr, "1 : i64")
 
     def verify_op(self) -> bool:
-        if not made_by(self, "state", self.state, StateOp):
+        if not made_by(self, "state", self.state, StateOp) or not has_ctas(self):
             return False
         return self.barrier.value in ("full", "empty") or op_error(
             self, f"has barrier = {self.barrier}", why='a slot has a "full" and an "empty" one'
@@ -134,7 +152,7 @@ class Tcgen05CommitOp(Operation, name="tcgen05_commit"):
 
 
 class ArriveOp(Operation, name="arrive"):
-    """One lane of each warp arrives on the slot's full barrier."""
+    """One lane of each warp arrives on the slot's full barrier; of a pipe with `leader`, on that of the pair's first CTA."""
 
     state: ext.Operand[Any]
 
@@ -242,6 +260,15 @@ class AwaitOp(Operation, name="await"):
 
 
 # ------------------------------------------------------------------------------------------------------------------- helpers
+
+
+def has_ctas(op) -> bool:
+    """`op.ctas` is 1, or 2 in a kernel whose CTAs run in pairs."""
+    if op.ctas.value not in (1, 2):
+        return op_error(op, f"has ctas = {op.ctas.value}", why="one CTA does it, or the two of a pair")
+    return op.ctas.value <= cluster_around(op) or op_error(
+        op, "is of a pair of CTAs", why="its kernel has no pairs", fix="give the kernel cluster = 2"
+    )
 
 
 def words_of(kind) -> int:

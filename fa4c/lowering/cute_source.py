@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 
 from .. import targets
-from ..ir import tile, warp
+from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from . import parameters
@@ -30,7 +30,7 @@ _RESERVED = (
     "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
     "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
     "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row warp_sum "
-    "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair"
+    "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair pair_barrier"
 ).split()
 
 
@@ -138,6 +138,9 @@ class _Kernel(TileRules, TmemRules, MapRules):
         names = [self.names.fresh(hint) for hint in ("bid_x", "bid_y", "bid_z")]
         self.top(f"{', '.join(names)} = cute.arch.block_idx()")
         self.values.update(zip(op.operation.results, names, strict=True))
+
+    def cta_rank(self, op) -> None:
+        self.values[op.out] = "cta_rank"
 
     def dim(self, op) -> None:
         static = op.tensor.type.shape[op.axis.value]
@@ -250,8 +253,9 @@ class _Kernel(TileRules, TmemRules, MapRules):
         return LAYOUTS[self.role.layout.value]
 
     def _role_body(self, body: Lines) -> None:
-        for part in (self.header, self.views, body):
-            self.top.extend(part)
+        with self.top.block("if cta_rank == 0:") if self.role.leader.value else contextlib.nullcontext():
+            for part in (self.header, self.views, body):
+                self.top.extend(part)
 
     # -- control
 
@@ -333,7 +337,9 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.top(f"cute.arch.mbarrier_wait({self._empty(op.state)}, {self.values[op.state, 'phase']})")
 
     def arm(self, op) -> None:
-        self.top(f"cute.arch.mbarrier_arrive_and_expect_tx({self._full(op.state)}, {self._pipe(op.state).owner.opview.tx_bytes.value})")
+        made = self._pipe(op.state).owner.opview
+        with self.top.block("if cta_rank == 0:") if made.leader.value else contextlib.nullcontext():
+            self.top(f"cute.arch.mbarrier_arrive_and_expect_tx({self._full(op.state)}, {made.tx_bytes.value})")
 
     def wait(self, op) -> None:
         self.top(f"cute.arch.mbarrier_wait({self._full(op.state)}, {self.values[op.state, 'phase']})")
@@ -398,6 +404,7 @@ def _walk(block):
 _CONTROL_RULES = {"scf.for": _Kernel.for_op, "scf.if": _Kernel.if_op, "scf.yield": _Kernel.yield_op}
 _RULES = {
     tile.ProgramIdOp: _Kernel.program_id,
+    tile_pair.CtaRankOp: _Kernel.cta_rank,
     tile.DimOp: _Kernel.dim,
     tile.LoadElementOp: _Kernel.load_element,
     tile.Exp2Op: _Kernel.exp2,

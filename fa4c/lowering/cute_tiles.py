@@ -41,10 +41,14 @@ class TileRules:
         slot = self.operand(op.state)
         full = f"{self.operand(self._pipe(op.state))} + {slot}"
         hint = f", l2_cache_hint={self._l2_policy(op.l2.value)}" if op.l2 is not None else ""
+        copy, pair = "prims.cp_async_bulk_tensor_shared_cta_global", ""
+        if self._pipe(op.state).owner.opview.leader.value:  # onto the barrier of the pair's first CTA
+            copy, pair = "prims.cp_async_bulk_tensor_shared_cluster_global", ", [], group=prims.CTAGroup.CTA_2"
+            full = f"pair_barrier({full})"
         with self.unrolled("slab", slabs) as slab:
             self.top(
-                f"prims.cp_async_bulk_tensor_shared_cta_global({self.operand(op.buffer)} + {slot} * {self._stage(op.buffer)} + {slab} * {rows * span}, "
-                f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full}{hint})"
+                f"{copy}({self.operand(op.buffer)} + {slot} * {self._stage(op.buffer)} + {slab} * {rows * span}, "
+                f"{self.operand(op.map)}.get_ptr(), ({self._coords(op.coords, f'{slab} * {span}')}), {full}{pair}{hint})"
             )
 
     def _shared_load(self, op) -> None:

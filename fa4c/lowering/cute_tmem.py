@@ -22,18 +22,23 @@ class TmemRules:
     def tmem_alloc(self, op) -> None:
         slot = self.names.fresh("slot_tmem")
         self.top(f"{slot} = cute.recast_ptr(base + {op.word.value}, dtype=Int32)")
+        pair = op.ctas.value == 2
         with self.top.block(f"if warp == {op.warp.value}:"):
-            self.top(f"cute.arch.alloc_tmem({op.columns.value}, {slot})")
-            self.top("cute.arch.relinquish_tmem_alloc_permit()")
+            self.top(f"cute.arch.alloc_tmem({op.columns.value}, {slot}{', is_two_cta=True' if pair else ''})")
+            self.top(f"cute.arch.relinquish_tmem_alloc_permit({'is_two_cta=True' if pair else ''})")
         self.values[op.out] = slot
 
     def tmem_free(self, op) -> None:
         made = op.memory.owner.opview
+        pair = made.ctas.value == 2
         self.top()
-        self.top("cute.arch.sync_threads()")
+        if pair:
+            self._cluster_sync()
+        else:
+            self.top("cute.arch.sync_threads()")
         with self.top.block(f"if warp == {made.warp.value}:"):
             pointer = f"cute.arch.retrieve_tmem_ptr(Float32, 16, {self.operand(op.memory)})"
-            self.top(f"cute.arch.dealloc_tmem({pointer}, {made.columns.value})")
+            self.top(f"cute.arch.dealloc_tmem({pointer}, {made.columns.value}{', is_two_cta=True' if pair else ''})")
 
     def tmem(self, op) -> None:
         kind = op.out.type
@@ -66,12 +71,12 @@ class TmemRules:
         _, columns = op.acc.type.shape
         depth = op.a.type.shape[-1]
         dtype = dsl_type(op.a.type.element_type)
-        block = op.block.value
+        block, ctas = op.block.value, op.ctas.value
         key = self._declare(
             ("idesc", columns, dtype, op.transpose_b.value),
             lambda name: [
                 f"{name} = prims.Tcgen05InstrDesc.build(c_dtype=Float32, a_dtype={dtype}, b_dtype={dtype}, "
-                f"m_dim={warp_tmem.LANES}, n_dim={columns}, b_major={0 if op.transpose_b.value else 1})"
+                f"m_dim={warp_tmem.LANES * ctas}, n_dim={columns}, b_major={0 if op.transpose_b.value else 1})"
             ],
             "shape",
         )
@@ -87,7 +92,7 @@ class TmemRules:
         accumulator = f"tmem_at({self._block_address(op.acc, str(block))}, Float32)"
         with self.unrolled("kk", depth // 16) as kk:
             self.top(
-                f"prims.tcgen05_mma(prims.Tcgen05MMAKind.F16, prims.CTAGroup.CTA_1, {accumulator}, {a_step.format(kk=kk)}, "
+                f"prims.tcgen05_mma(prims.Tcgen05MMAKind.F16, prims.CTAGroup.CTA_{ctas}, {accumulator}, {a_step.format(kk=kk)}, "
                 f"{b}.advance_start_address({self._step(op.b, op.transpose_b.value).format(kk=kk)}), {key}, "
                 f"{'True' if op.accumulate.value else f'{kk} != 0'})"
             )
@@ -108,11 +113,13 @@ class TmemRules:
 
     def tcgen05_commit(self, op) -> None:
         where = self._full(op.state) if op.barrier.value == "full" else self._empty(op.state)
-        self.top(f"prims.tcgen05_commit({where})")
+        both = ", multicast_mask=3, group=prims.CTAGroup.CTA_2" if op.ctas.value == 2 else ""
+        self.top(f"prims.tcgen05_commit({where}{both})")
 
     def arrive(self, op) -> None:
+        to = ", 0" if self._pipe(op.state).owner.opview.leader.value else ""
         with self.top.block("if prims.elect_sync():"):
-            self.top(f"cute.arch.mbarrier_arrive({self._full(op.state)})")
+            self.top(f"cute.arch.mbarrier_arrive({self._full(op.state)}{to})")
 
     # -- between tensor memory and registers
 

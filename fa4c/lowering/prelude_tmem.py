@@ -6,6 +6,11 @@ def tmem_at(address, kind):
     """A pointer into tensor memory: lane << 16 | column, in 32-bit columns."""
     return prims.TmemAddr(address).as_ptr(kind)
 ''',
+    "pair_barrier": '''
+def pair_barrier(pointer):
+    """An mbarrier as copies of a pair want it, which clear the bit of its address that tells the two CTAs apart."""
+    return cutlass.make_array_view(cute.make_tensor(pointer, cute.make_layout((1,))))
+''',
     "tmem_pieces": '''
 def tmem_pieces(words):
     """(first column, columns) of each instruction that moves `words` columns: powers of two, at most 32."""

@@ -61,15 +61,41 @@ def cost(op, target) -> Cost:
 
 
 def _mma(op, target) -> Cost:
-    m, n = op.out.type.shape
-    k = op.a.type.shape[0 if op.transpose_a.value else 1]
-    by_rows = -(-m // target.mma.m)
-    by_columns = max(1, warpgroups(op, target) // by_rows)
-    operand_bytes = _bytes(op.b.type) * by_rows + (_bytes(op.a.type) * by_columns if space_of(op.a.type) == "smem" else 0)
-    clocks = _clocks(2 * m * n * k / target.mma_flops, operand_bytes / target.smem_bytes_per_clk)
-    n = n // by_columns
-    issue = -(-k // target.mma.k) * -(-n // target.mma.n_max)
+    by_columns = _shares(op, target)[1]
+    clocks = _clocks(product_clocks(op, target), shared_bytes(op, target) / target.smem_bytes_per_clk)
+    n = op.out.type.shape[1] // by_columns
+    issue = -(-_depth(op) // target.mma.k) * -(-n // target.mma.n_max)
     return Cost("tensor", clocks, issue, clocks, asynchronous=True)
+
+
+def _depth(op) -> int:
+    return op.a.type.shape[0 if op.transpose_a.value else 1]
+
+
+def _shares(op, target) -> tuple[int, int]:
+    """Among how many instructions, or warpgroups, a product is shared by its rows, and by its columns."""
+    by_rows = -(-op.out.type.shape[0] // target.mma.m)
+    return by_rows, max(1, warpgroups(op, target) // by_rows)
+
+
+def product_clocks(op, target) -> float:
+    """Clocks of the tensor cores of one SM; a pair of CTAs has those of two, for the rows of two."""
+    m, n = op.out.type.shape
+    return 2 * m * n * _depth(op) / target.mma_flops
+
+
+def shared_bytes(op, target) -> int:
+    """Bytes of shared memory that an operation reads or writes, copies from global memory left out: operands of products, what threads
+    write, what copies to global memory read. Of operand b a pair's CTA has, and reads, half."""
+    if isinstance(op, tile.MmaOp):
+        by_rows, by_columns = _shares(op, target)
+        return _bytes(op.b.type) * by_rows + (_bytes(op.a.type) * by_columns if space_of(op.a.type) == "smem" else 0)
+    if isinstance(op, tile.ToSharedOp):
+        return _bytes(op.x.type)
+    if isinstance(op, (tile.StoreOp, tile.GlobalAddOp)):
+        value = op.tile if isinstance(op, tile.StoreOp) else op.x
+        return _bytes(value.type) if space_of(value.type) == "smem" else 0
+    return 0
 
 
 def warpgroups(op, target) -> int:

@@ -21,8 +21,8 @@ SM90A_FORWARD = {
 SM100A_FORWARD = {
     "attn": "attn-simplify-mask,attn-fold-scale",
     "attn to tile": "attn-to-tile",
-    "tile": "tile-accumulate-in-tmem,tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-alias-tmem,tile-lpt-grid,"
-    "tile-persistent",
+    "tile": "tile-split-2cta,tile-accumulate-in-tmem,tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-alias-tmem,"
+    "tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }

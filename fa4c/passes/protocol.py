@@ -1,7 +1,8 @@
 """The abstract machine of `warp-check`: roles as agents, stepped side by side over an abstract state, without data.
 
-An agent is a producer warp or one compute warpgroup. Scalars are evaluated for sampled sizes; every operation either changes the state,
-blocks, or is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals and bytes are in; a wait for parity p returns once
+An agent is a producer warp or one compute warpgroup, of one CTA, or of both where they work in pairs. Scalars are evaluated for sampled
+sizes; every operation either changes the state, blocks, or is a finding. Rules (PTX ISA): an mbarrier phase completes when its arrivals
+and bytes are in; a wait for parity p returns once
 the phase of that parity has completed; wgmma is in flight until a wait_group retires it, and a wgmma.fence orders it behind other
 accesses to its registers; writes of threads reach the async proxy by a fence and a barrier; shared memory must stay until the TMA stores
 that read it are done, and until all warpgroups' MMAs that read it are known to be.
@@ -30,7 +31,7 @@ def check(kernel) -> None:
     rng = random.Random(0)  # fixed: the same kernel gets the same verdict
     program = _Program(kernel)
     for sample in range(_SAMPLES):
-        _Machine(program, SampledScalars(rng, sample, counted=program.counted)).run()
+        _Machine(program, SampledScalars(rng, sample, counted=program.counted, pairs=program.paired)).run()
 
 
 def byte_range(buffer) -> tuple[int, int]:
@@ -55,6 +56,9 @@ class _Program:
         self.exchanged = {role: shared_exchange.exchanged(role) for role in self.roles}
         self.counted = {dim for role in self.roles for dim in counted_dims(role)}
         self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
+        self.paired = any(role.leader.value for role in self.roles) or any(
+            op.leader.value for op in operations if isinstance(op, warp.PipelineOp)
+        )
 
     def values_in(self, op) -> list:
         """Values that the body of a loop computes."""
@@ -115,6 +119,7 @@ class _Place:
     phase: int
     producer: bool
     group: int = 0
+    cta: int = 0
     seen: int = -1  # phases of its slots that it waited for; -1: it never waits
     acquired: bool = False
     waited: bool = False
@@ -139,9 +144,9 @@ def _values_in(block) -> list:
 
 
 class _Agent:
-    def __init__(self, machine, role, group, warps):
-        self.machine, self.role, self.group, self.warps = machine, role, group, warps
-        self.scalars = machine.scalars.fork()
+    def __init__(self, machine, role, group, warps, cta):
+        self.machine, self.role, self.group, self.warps, self.cta = machine, role, group, warps, cta
+        self.scalars = machine.scalars.fork(cta)
         self.places = {}
         self.in_flight = []  # groups: (written fragments, read fragments, [(slot, buffer)], [(buffer, slot)])
         self.open_group = [set(), set(), [], []]
@@ -164,7 +169,7 @@ class _Agent:
         self.loading, self.stores = set(), set()  # fragments, tiles in tensor memory: asynchronous copies not waited for
         self.blocked_on = None
         self.steps = machine.walk(self, machine.program.bodies[role])
-        self.name = role.sym_name.value + (f", warpgroup {group}" if warps == 4 else "")
+        self.name = role.sym_name.value + (f", warpgroup {group}" if warps == 4 else "") + (f", CTA {cta}" if cta else "")
 
 
 class _Machine(TmemRules):
@@ -179,10 +184,11 @@ class _Machine(TmemRules):
             scalars.value(value)
         self.tiles = [scalars.rng.randrange(6) for _ in range(scalars.rng.randrange(4))]  # what a warp.walk of this CTA gets
         self.agents = []
-        for role in program.roles:
-            active = role.active.value
-            groups = range(active // 4) if active >= 4 else [0]
-            self.agents += [_Agent(self, role, g, 4 if active >= 4 else active) for g in groups]
+        for cta in range(2 if program.paired else 1):
+            for role in program.roles:
+                active = 0 if cta and role.leader.value else role.active.value
+                groups = range(active // 4) if active >= 4 else [0] if active else []
+                self.agents += [_Agent(self, role, g, 4 if active >= 4 else active, cta) for g in groups]
 
     def run(self) -> None:
         running = list(self.agents)
@@ -236,21 +242,24 @@ class _Machine(TmemRules):
                 raise op_diagnostic(written, "writes a buffer that nothing reads", fix="store it with warp.tma_store, or remove it")
             if agent.has_turn:
                 raise op_diagnostic(agent.role, "ends with a turn that it never gave on", fix="put warp.turn_give after the MMAs")
-        for (pipe, group, stage), slot in self.slots.items():
+        for (pipe, group, stage, cta), slot in self.slots.items():
             if slot.armed or slot.bytes_in:
                 raise op_diagnostic(
                     pipe.owner.opview,
                     f"ends with slot {stage} half filled",
                     why="bytes that were announced never came, or came unannounced",
                 )
-            waits = sum(1 for a in self.agents for p in a.places.values() if p.pipe == pipe and p.group == group and not p.producer)
-            if slot.filled and waits and slot.filled > self._consumed(pipe, group, stage):
+            waits = sum(
+                1 for a in self.agents for p in a.places.values() if p.pipe == pipe and p.group == group and p.cta == cta and not p.producer
+            )
+            if slot.filled and waits and slot.filled > self._consumed(pipe, group, stage, cta):
                 raise op_diagnostic(
                     pipe.owner.opview, f"ends with slot {stage} filled but never read", why="one role loads more often than the other reads"
                 )
 
-    def _consumed(self, pipe, group, stage) -> int:
-        return max((count for (_, p, g, s, _), count in self.reads.items() if (p, g, s) == (pipe, group, stage)), default=0)
+    def _consumed(self, pipe, group, stage, cta) -> int:
+        counts = (count for (a, p, g, s, _), count in self.reads.items() if (p, g, s, a.cta) == (pipe, group, stage, cta))
+        return max(counts, default=0)
 
     # -- control flow
 
@@ -307,13 +316,18 @@ class _Machine(TmemRules):
 
     # -- pipes
 
-    def slot(self, place) -> _Slot:
-        return self.slots.setdefault((place.pipe, place.group, place.stage), _Slot())
+    def slot(self, place, cta: int | None = None) -> _Slot:
+        """The slot of this CTA, or of `cta`: who empties it, and as a rule who fills it."""
+        return self.slots.setdefault((place.pipe, place.group, place.stage, place.cta if cta is None else cta), _Slot())
+
+    def full(self, place) -> _Slot:
+        """The slot whose full barrier is meant: of a pipe with `leader` that of the pair's first CTA."""
+        return self.slot(place, 0 if place.pipe.owner.opview.leader.value else None)
 
     def state(self, agent, op) -> None:
         group = agent.group if op.group is None and op.pipe.owner.opview.groups.value > 1 else op.group.value if op.group is not None else 0
         producer = op.phase.value == 1
-        agent.places[op.out] = _Place(op.pipe, 0, op.phase.value, producer, group, seen=-1 if producer else 0)
+        agent.places[op.out] = _Place(op.pipe, 0, op.phase.value, producer, group, agent.cta, seen=-1 if producer else 0)
 
     def acquire(self, agent, op):
         place = agent.places[op.state]
@@ -333,9 +347,7 @@ class _Machine(TmemRules):
         return place.pipe.owner.opview.arrivals.value
 
     def arm(self, agent, op) -> None:
-        place, slot = agent.places[op.state], self.slot(agent.places[op.state])
-        if slot.armed:
-            raise op_diagnostic(op, "arms a slot twice", why="the phase before has not completed")
+        place, slot = agent.places[op.state], self.full(agent.places[op.state])
         if self._arrivals(place) and not place.acquired:
             raise op_diagnostic(
                 op,
@@ -343,6 +355,10 @@ class _Machine(TmemRules):
                 why="readers of its last content may not be done",
                 fix="put warp.acquire before it",
             )
+        if place.pipe.owner.opview.leader.value and agent.cta:
+            return  # the first CTA counts the bytes of both
+        if slot.armed:
+            raise op_diagnostic(op, "arms a slot twice", why="the phase before has not completed")
         slot.armed = True
         self.tell(agent, slot.full_clock)
         self._complete_fill(place)
@@ -351,7 +367,7 @@ class _Machine(TmemRules):
         if op.state is None:
             raise op_diagnostic(op, "has no pipe", why="nobody learns when its bytes have come", fix="run warp-insert-barriers")
         place = agent.places[op.state]
-        slot = self.slot(place)
+        slot = self.full(place)
         if op.shared.value != (place.pipe.owner.opview.ctas.value > 1):
             raise op_diagnostic(
                 op,
@@ -370,11 +386,12 @@ class _Machine(TmemRules):
             raise op_diagnostic(op, "fills a slot for the second time that nobody ever empties", why="its pipeline has arrivals = 0")
         self._check_overwrite(agent, op, op.buffer)
         self._check_stage(op, op.buffer, place)
-        if slot.filled > slot.emptied and self._arrivals(place):
+        emptied = self.slot(place).emptied
+        if slot.filled > emptied and self._arrivals(place):
             raise op_diagnostic(
                 op,
                 "overwrites a slot before it was read",
-                why=f"it was filled {slot.filled} times and emptied {slot.emptied} times",
+                why=f"it was filled {slot.filled} times and emptied {emptied} times",
                 fix="acquire the slot first, from phase 1 on",
             )
         slot.buffers = slot.buffers | {op.buffer} if slot.bytes_in else {op.buffer}
@@ -397,7 +414,7 @@ class _Machine(TmemRules):
             )
 
     def _complete_fill(self, place) -> None:
-        slot = self.slot(place)
+        slot = self.full(place)
         if slot.armed and slot.bytes_in == place.pipe.owner.opview.tx_bytes.value:
             slot.armed, slot.bytes_in, slot.filled = False, 0, slot.filled + 1
             slot.arrivals = 0
@@ -408,12 +425,16 @@ class _Machine(TmemRules):
             raise op_diagnostic(
                 op, "waits for a slot twice", why="the role has not advanced", fix="release and advance after the last read"
             )
-        while self.slot(place).filled % 2 == place.phase:
+        if agent.cta and place.pipe.owner.opview.leader.value:
+            raise op_diagnostic(op, "waits in both CTAs of a pair", why="the full barriers of its pipeline are those of the first CTA",
+                                fix="let a role with leader = true wait")
+        slot = self.full(place)
+        while slot.filled % 2 == place.phase:
             yield op
         place.waited, place.released = True, False
-        place.seen = self.slot(place).filled
-        self.learn(agent, self.slot(place).full_clock)
-        self.slot(place).readers.add(agent)
+        place.seen = slot.filled
+        self.learn(agent, slot.full_clock)
+        slot.readers.add(agent)
         key = (agent, place.pipe, place.group, place.stage, op.state)
         self.reads[key] = self.reads.get(key, 0) + 1
 
@@ -439,20 +460,21 @@ class _Machine(TmemRules):
             )
         self._arrive_empty(agent, op, place, agent.warps)
 
-    def give_back(self, agent, op, place, arrivals: int) -> None:
-        """By a commit: once all MMAs before it are done."""
+    def give_back(self, agent, op, place, arrivals: int, ctas: int) -> None:
+        """By a commit: once all MMAs before it are done. Of one CTA, or of both of the pair."""
         if not place.waited or place.released:
             raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
         if place.pipe.owner.opview.ctas.value > 1:
             raise op_diagnostic(op, "releases a slot of several CTAs", why="a commit arrives on the barriers of its own CTA only",
                                 fix="leave out tile-multicast")
-        self._arrive_empty(agent, op, place, arrivals)
+        for cta in range(2) if ctas == 2 else [agent.cta]:
+            self._arrive_empty(agent, op, place, arrivals, cta)
 
-    def _arrive_empty(self, agent, op, place, arrivals: int) -> None:
-        slot = self.slot(place)
+    def _arrive_empty(self, agent, op, place, arrivals: int, cta: int | None = None) -> None:
+        slot = self.slot(place, cta)
         self.tell(agent, slot.empty_clock)
         place.released = True
-        slot.readers.discard(agent)
+        self.full(place).readers.discard(agent)
         slot.arrivals += arrivals * place.pipe.owner.opview.ctas.value  # the other CTAs do what this one does
         if slot.arrivals == self._arrivals(place):
             slot.arrivals, slot.emptied = 0, slot.emptied + 1
@@ -521,16 +543,16 @@ class _Machine(TmemRules):
                 fix="put warp.wait before it, and warp.release after",
             )
         self._check_stage(op, buffer, place)
-        if buffer not in self.slot(place).buffers:
+        if buffer not in self.full(place).buffers:
             raise op_diagnostic(
                 op,
                 "reads a buffer by the state of another one",
                 why="what its pipeline has filled is a different buffer",
                 fix="name the state of the pipeline into which the buffer was loaded",
             )
-        if buffer in self.overwritten:
+        if any((cta, buffer) in self.overwritten for cta in self.ctas_of(agent, op)):
             raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
-        return self.slot(place)
+        return self.full(place)
 
     def plain_read(self, agent, op) -> None:
         """Threads read a slot into registers."""
@@ -568,8 +590,16 @@ class _Machine(TmemRules):
 
     def _sharers(self, agent, op, buffer) -> list:
         """The agents whose parts of the buffer this MMA reads."""
-        of_role = [a for a in self.agents if a.role == agent.role]
+        of_role = self.fellows(agent)
         return [agent] if shared_exchange.reads_own_part(op, buffer, len(of_role)) else of_role
+
+    def fellows(self, agent) -> list:
+        """The agents of its role, in its CTA."""
+        return [a for a in self.agents if a.role == agent.role and a.cta == agent.cta]
+
+    def ctas_of(self, agent, op):
+        """In which CTAs' memories an operation reads and writes."""
+        return range(2) if isinstance(op, warp_tmem.Tcgen05MmaOp) and op.ctas.value == 2 else [agent.cta]
 
     def _barriers(self, agent, buffer) -> int:
         """How many barriers of those that matter for the buffer the agent has passed."""
@@ -639,7 +669,7 @@ class _Machine(TmemRules):
         agent.unread[op.buffer, number] = op
         own = agent.cells.setdefault((op.buffer, number), _Cell())
         narrow = self.program.exchanged[agent.role].get(op.buffer) == "warpgroup"
-        for other in [agent] if narrow else [a for a in self.agents if a.role == agent.role]:
+        for other in [agent] if narrow else self.fellows(agent):
             theirs = other.cells.get((op.buffer, number), _Cell())
             behind = theirs.version < own.version or (theirs.version == own.version and theirs.reads < own.reads)
             busy = theirs.version == own.version and theirs.free_from > self._barriers(agent, op.buffer)
@@ -654,7 +684,7 @@ class _Machine(TmemRules):
 
     def _check_overwrite(self, agent, op, buffer) -> None:
         for other in self.program.overlapping[buffer]:
-            for reader in self.agents:
+            for reader in [a for a in self.agents if a.cta == agent.cta]:
                 read_at = self.last_read.get((reader, other))
                 if read_at is not None and read_at >= self.epoch.get(reader, 0):
                     raise op_diagnostic(
@@ -664,10 +694,10 @@ class _Machine(TmemRules):
                         fix='put warp.barrier {scope = "role"} before it',
                     )
             self.check_mma_reads(agent, op, other)
-            for _, _, reads, _ in [g for a in self.agents for g in [*a.in_flight, a.open_group]]:
+            for _, _, reads, _ in [g for a in self.agents if a.cta == agent.cta for g in [*a.in_flight, a.open_group]]:
                 if any(b == other for _, b in reads):
                     raise op_diagnostic(op, "overwrites bytes of another buffer that an MMA in flight reads")
-            self.overwritten.add(other)
+            self.overwritten.add((agent.cta, other))
 
     def fence_async(self, agent, op) -> None:
         agent.fenced |= agent.wrote
@@ -726,8 +756,8 @@ class _Machine(TmemRules):
 
     def barrier(self, agent, op):
         per_group = op.scope.value == "warpgroup"
-        key = (op.id.value + agent.group, "group") if per_group else (op.id.value, "role")
-        need = 1 if per_group else sum(1 for a in self.agents if a.role == agent.role)
+        key = (op.id.value + agent.group, "group", agent.cta) if per_group else (op.id.value, "role", agent.cta)
+        need = 1 if per_group else len(self.fellows(agent))
         yield from self._meet(agent, op, key, need)
         agent.synced |= agent.fenced
         agent.group_barriers += 1
@@ -739,9 +769,8 @@ class _Machine(TmemRules):
         generation = waiting[1]
         self._arrive(waiting, need)
         if waiting[1] != generation and key[1] == "role":  # complete: all have passed the reads before it
-            for other in self.agents:
-                if other.role == agent.role:
-                    self.epoch[other] = self.epoch.get(other, 0) + 1
+            for other in self.fellows(agent):
+                self.epoch[other] = self.epoch.get(other, 0) + 1
         while waiting[1] == generation:
             yield op
 
@@ -766,7 +795,7 @@ class _Machine(TmemRules):
                 op, "gives a turn that its warpgroup does not have", why="it did not take it", fix="put warp.turn_take before it"
             )
         agent.has_turn = False
-        groups = sum(1 for a in self.agents if a.role == agent.role)
+        groups = len(self.fellows(agent))
         self._arrive(self.barriers.setdefault((op.id.value + (agent.group + 1) % groups, "turn"), [0, 0]), 2)
 
 

@@ -22,7 +22,7 @@ class _Access:
     number: int  # by the agent's own clock
     first: int
     end: int
-    block: int
+    block: tuple  # CTA, row block
     writes: bool
 
 
@@ -47,7 +47,12 @@ class TmemRules:
 
     # -- columns
 
-    def columns(self, agent, op, region, block: int, *, reads: bool, writes: bool) -> None:
+    def columns(self, agent, op, region, number: int, *, reads: bool, writes: bool) -> None:
+        """Row block `number` of a tile, of both CTAs where the operation is of a pair."""
+        for cta in self.ctas_of(agent, op):
+            self._columns(agent, op, region, (cta, number), reads=reads, writes=writes)
+
+    def _columns(self, agent, op, region, block: tuple, *, reads: bool, writes: bool) -> None:
         first = column_of(region.type)
         access = _Access(agent, self.tick(agent), first, first + warp_tmem.words_of(region.type), block, writes)
         self._order(agent, op, access, first)
@@ -109,10 +114,11 @@ class TmemRules:
 
     def tcgen05_commit(self, agent, op) -> None:
         place = agent.places[op.state]
-        if op.barrier.value == "full":
-            self._fill(agent, op, place, 1)
-        else:
-            self.give_back(agent, op, place, 1)
+        if op.barrier.value == "empty":
+            self.give_back(agent, op, place, 1, op.ctas.value)
+            return
+        for cta in range(2) if op.ctas.value == 2 else [agent.cta]:
+            self._fill(agent, op, place, 1, cta)
 
     def arrive(self, agent, op) -> None:
         if agent.stores:
@@ -121,10 +127,12 @@ class TmemRules:
         if agent.loading:
             raise op_diagnostic(op, "signals before what its role loads from tensor memory is read", why="loads are asynchronous",
                                 fix='put warp.tmem_wait {kind = "load"} before it')
-        self._fill(agent, op, agent.places[op.state], agent.warps)
+        place = agent.places[op.state]
+        self._fill(agent, op, place, agent.warps, 0 if place.pipe.owner.opview.leader.value else agent.cta)
 
-    def _fill(self, agent, op, place, arrivals: int) -> None:
-        slot, pipe = self.slot(place), place.pipe.owner.opview
+    def _fill(self, agent, op, place, arrivals: int, cta: int) -> None:
+        """Arrive on the full barrier of the slot in a CTA."""
+        slot, pipe = self.slot(place, cta), place.pipe.owner.opview
         if pipe.tx_bytes.value:
             raise op_diagnostic(op, "fills a slot that bytes fill", why=f"its pipeline counts tx_bytes = {pipe.tx_bytes.value}")
         slot.fills += arrivals
@@ -133,7 +141,8 @@ class TmemRules:
             raise op_diagnostic(op, f"brings {slot.fills} arrivals to a slot", why=f"its pipeline counts fills = {pipe.fills.value}")
         if slot.fills == pipe.fills.value:
             slot.fills, slot.filled = 0, slot.filled + 1
-            late = next((a for a in self.agents for p in a.places.values() if self._waits_on(p, place) and p.seen + 1 < slot.filled), None)
+            waiting = [(a, p) for a in self.agents if a.cta == cta for p in a.places.values() if self._waits_on(p, place)]
+            late = next((a for a, p in waiting if p.seen + 1 < slot.filled), None)
             if late is not None and not pipe.arrivals.value:
                 raise op_diagnostic(op, "fills a slot again before it was waited for", why=f"role {late.name} would miss a phase",
                                     fix="wait for that role first")

@@ -13,14 +13,16 @@ _FEW = (0, 1, 2, 3)  # of a dimension that an outer loop counts through, such as
 class SampledScalars:
     """Values of index scalars: sampled where the kernel reads them from outside, memory too; computed elsewhere."""
 
-    def __init__(self, rng, sample, known=None, outside=None, counted=frozenset()):
+    def __init__(self, rng, sample, known=None, outside=None, counted=frozenset(), pairs=False, cta=0):
         self.rng, self.sample, self.known = rng, sample, known or {}
+        self.pairs, self.cta = pairs, cta  # whether CTAs run in pairs, whose grids are even; which one of the pair this is
         self.counted = counted  # (tensor, axis) of dimensions that are small numbers
         self.outside = {} if outside is None else outside  # sizes, scalars of the launch, this CTA's place: one value for all roles
 
-    def fork(self) -> SampledScalars:
-        """The same values so far, and the same outside; loops run apart from here on."""
-        return SampledScalars(self.rng, self.sample, dict(self.known), self.outside, self.counted)
+    def fork(self, cta: int = 0) -> SampledScalars:
+        """The same values so far, and the same outside; loops run apart from here on. In CTA `cta` of a pair."""
+        known = {v: number for v, number in self.known.items() if not cta}
+        return SampledScalars(self.rng, self.sample, known, self.outside, self.counted, self.pairs, cta)
 
     def value(self, v) -> int:
         if v not in self.known:
@@ -30,7 +32,7 @@ class SampledScalars:
     def _compute(self, v) -> int:
         op = v.owner
         if isinstance(op, ir.Block):
-            return self._from_outside(v, (1, 2, 4))  # a scalar of the launch
+            return self._from_outside(v, (2, 4) if self.pairs else (1, 2, 4))  # a scalar of the launch
         name = op.name
         if name == "tile.dim":
             tensor, axis = op.operands[0], op.attributes["axis"].value
@@ -40,7 +42,12 @@ class SampledScalars:
                 return self._from_outside((tensor, axis), _FEW if self.sample else (2,))
             return self._from_outside((tensor, axis), _SIZES if self.sample else (200,))
         if name == "tile.program_id":
-            return self._from_outside((name, ir.OpResult(v).result_number), (0, 0, 1, 2) if self.sample else (0,))
+            axis = ir.OpResult(v).result_number
+            if self.pairs and axis == 0:  # the two of a pair are neighbours along x
+                return self._from_outside((name, axis), (0, 2) if self.sample else (0,)) + self.cta
+            return self._from_outside((name, axis), (0, 0, 1, 2) if self.sample else (0,))
+        if name == "tile.cta_rank":
+            return self.cta
         if name == "arith.constant":
             value = op.attributes["value"].value
             return int(value) if math.isfinite(value) else 0  # floats decide nothing here

@@ -18,9 +18,10 @@ multicast::cluster.
 
 from ..ir import tile
 from ..ir.diagnostics import Diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import ir
 from ..targets import of as target_of
 from ._tile_map import operations_in
+from .cluster_grid import depending_on, run_together
 from .registry import register_pass
 
 
@@ -37,10 +38,9 @@ def tile_multicast(module: ir.Module, *, ctas: int = 0) -> None:
         kernel = kernels[launch.kernel.value]
         loads = _common_loads(kernel, ctas)
         if loads and kernel.cluster.value == 1:
-            kernel.attributes["cluster"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), ctas)
             for op in loads:
                 op.attributes["shared"] = ir.BoolAttr.get(True)
-            _round_up(launch, ctas)
+            run_together(kernel, launch, ctas)
 
 
 def _common_loads(kernel, ctas: int) -> list:
@@ -48,7 +48,7 @@ def _common_loads(kernel, ctas: int) -> list:
     place = next((op for op in kernel.body.blocks[0].operations if isinstance(op, tile.ProgramIdOp)), None)
     if place is None or any(isinstance(op, tile.WalkOp) for op in operations_in(kernel)):
         return []
-    moving = _depending_on(kernel, place.x)
+    moving = depending_on(kernel, place.x)
     found = []
     for loop in [op for op in kernel.body.blocks[0].operations if op.operation.name == "scf.for"]:
         if not any(bound in moving for bound in list(loop.operation.operands)[:3]):
@@ -60,32 +60,3 @@ def _common_loads(kernel, ctas: int) -> list:
 
 def _shares(kind, ctas: int) -> bool:
     return kind.rank == 2 and kind.shape[0] > 1 and kind.shape[0] % (8 * ctas) == 0
-
-
-def _depending_on(kernel, x) -> set:
-    """Values computed from x, in text order; whatever a loop carries or a region yields counts where anything inside does."""
-    found = {x}
-
-    def visit(block) -> None:
-        for op in block.operations:
-            operation = op.operation
-            for region in operation.regions:
-                for inner in region.blocks:
-                    if operation.name == "scf.for" and any(o in found for o in list(operation.operands)[:3]):
-                        found.add(inner.arguments[0])
-                    visit(inner)
-            if any(o in found for o in operation.operands):
-                found.update(operation.results)
-
-    visit(kernel.body.blocks[0])
-    return found
-
-
-def _round_up(launch, ctas: int) -> None:
-    """As many row blocks as make whole clusters."""
-    x, y, z = launch.grid
-    with ir.InsertionPoint(launch), launch.location:
-        count = arith.constant(ir.IndexType.get(), ctas)
-        grid = [arith.muli(arith.ceildivsi(x, count), count), y, z]
-        tile.LaunchOp(kernel=launch.kernel, grid=grid, tensors=list(launch.tensors), scalars=list(launch.scalars))
-    launch.operation.erase()

@@ -30,11 +30,14 @@ class Links:
         """Pipelines here, from byte `at` on; and the first free byte behind them."""
         for op in self.links:
             source = self._one_role(op, warp_tmem.SignalOp, "signals")
-            self._one_role(op, warp_tmem.AwaitOp, "awaits")
+            sink = self._one_role(op, warp_tmem.AwaitOp, "awaits")
             fills = 1 if warp_tmem.issues_mmas(source) else 4  # one commit, or one lane of each warp of a warpgroup
+            leader = sink.leader.value and not source.leader.value  # the warpgroups of both CTAs tell the one that issues
+            fills *= 2 if leader else 1
             self.pipes[op.out] = warp.PipelineOp(
                 stages=_i64(1), offset=_i64(at), tx_bytes=_i64(0), arrivals=_i64(0), out=ir.Type.parse("!warp.pipe"), loc=op.location,
                 fills=_i64(fills) if fills > 1 else None, groups=_i64(op.groups.value) if op.groups.value > 1 else None,
+                leader=ir.BoolAttr.get(True) if leader else None,
             ).out  # fmt: skip
             at += 8 * op.groups.value
         return list(self.pipes.values()), at
@@ -80,7 +83,7 @@ class Links:
                     warp.WaitOp(state=state)
                     warp.AdvanceOp(state=state)
                 elif issues:
-                    _commit(op, state, "full")
+                    _commit(op, state, "full", role.leader.value)
                 else:
                     if stores:
                         warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"))
@@ -133,7 +136,7 @@ class Issuer(_Consumer):
             with ir.InsertionPoint(elect.body.blocks.append()):
                 warp_tmem.Tcgen05MmaOp(
                     acc=op.acc, a=op.a, b=op.b, a_state=state.get(op.a), b_state=state.get(op.b),
-                    block=op.block, transpose_b=op.transpose_b, accumulate=op.accumulate,
+                    block=op.block, transpose_b=op.transpose_b, accumulate=op.accumulate, ctas=op.attributes.get("ctas"),
                 )  # fmt: skip
             self._give_back(last, op)
         op.operation.erase()
@@ -142,15 +145,16 @@ class Issuer(_Consumer):
         for key in keys:
             if self.rings[key[0]].reused:
                 if key[1] == self.last_reader[key[0]]:
-                    _commit(op, self.states[key], "empty")
+                    _commit(op, self.states[key], "empty", self.role.leader.value)
                 warp.AdvanceOp(state=self.states[key], loc=op.location)
                 self.waited.discard(key)
 
 
-def _commit(op, state, barrier: str) -> None:
-    """A commit in front of `op`, together with the MMA just before it if there is one: one thread does both."""
+def _commit(op, state, barrier: str, pair: bool) -> None:
+    """A commit in front of `op`, together with the MMA just before it if there is one: one thread does both. MMAs of a `pair` tell both
+    CTAs."""
     with ir.InsertionPoint(_elect_before(op).body.blocks[0]):
-        warp_tmem.Tcgen05CommitOp(state=state, barrier=ir.StringAttr.get(barrier), loc=op.location)
+        warp_tmem.Tcgen05CommitOp(state=state, barrier=ir.StringAttr.get(barrier), ctas=_i64(2) if pair else None, loc=op.location)
 
 
 def _elect_before(op):

@@ -45,6 +45,7 @@ class TmemKernel(_Kernel):
 
     def __init__(self, kernel, target):
         super().__init__(kernel, target)
+        self.ctas = _check_ctas([op for op in self.all_ops if is_mma(op)])
         for op in self.all_ops:
             _check(op)
         tmem_tiles.check(kernel, target)
@@ -68,8 +69,9 @@ class TmemKernel(_Kernel):
 
     def _emit_roles(self) -> None:
         memory = warp_tmem.TmemAllocOp(
-            columns=_i64(self.target.tmem_columns), word=_i64(_WORD), warp=_i64(1), out=ir.Type.parse("!warp.tensor_memory")
-        ).out
+            columns=_i64(self.target.tmem_columns), word=_i64(_WORD), warp=_i64(1), ctas=self.pair(),
+            out=ir.Type.parse("!warp.tensor_memory"),
+        ).out  # fmt: skip
         handles = {}  # column and type -> region
         for op in self.all_ops:
             for value in [*op.operation.results, *(op.regions[0].blocks[0].arguments if op.operation.name == "scf.for" else ())]:
@@ -88,6 +90,10 @@ class TmemKernel(_Kernel):
         self._tmem_role(COMPUTE, 4, 4 * self.warpgroups, self.compute_registers, computes)
         warp_tmem.TmemFreeOp(memory=memory)
 
+    def pair(self):
+        """The attribute `ctas` of what pairs of CTAs do together; absent where there are none."""
+        return _i64(2) if self.ctas == 2 else None
+
     def _tmem_role(self, name, first, count, registers, keep) -> None:
         whole = count % 4 == 0
         role = warp.RoleOp(
@@ -96,6 +102,7 @@ class TmemKernel(_Kernel):
             active=_i64(count if whole else 1),
             registers=_i64(registers),
             layout=ir.StringAttr.get("lanes") if whole else None,
+            leader=ir.BoolAttr.get(True) if keep is is_mma and self.ctas == 2 else None,
         )
         block = role.body.blocks.append()
         with ir.InsertionPoint(block):
@@ -215,10 +222,21 @@ class _Issuer(_TmemRole):
             block=group,
             transpose_b=op.transpose_b,
             reader=self._reader(op, op.a, op.b),
+            ctas=self.kernel.pair(),
             accumulate=ir.BoolAttr.get(op.acc is not None),
             loc=op.location,
         )
         self._signal(op, [group])
+
+
+def _check_ctas(products) -> int:
+    """How many CTAs form each product: the same number for all."""
+    single = next((op for op in products if op.ctas.value == 1), None)
+    if single is not None and any(op.ctas.value == 2 for op in products):
+        raise op_diagnostic(single, "is formed by one CTA, others of its kernel by pairs",
+                            why="all tcgen05 instructions of a kernel have one cta_group (PTX ISA)",
+                            fix="run tile-insert-dsmem-exchange behind tile-split-2cta{exchange=true}")
+    return 1 if single is not None or not products else 2
 
 
 def _check(op) -> None:

@@ -154,9 +154,21 @@ class _Static:
                 fix="lower a role's registers",
             )
 
+    def _pair(self, role, op) -> None:
+        """MMAs of a pair are issued once, and tracked by commits of their own kind."""
+        if isinstance(op, warp_tmem.Tcgen05MmaOp) and (op.ctas.value == 2) != role.leader.value:
+            what = "is issued in both CTAs of a pair" if op.ctas.value == 2 else "is of one CTA, in a role of the pair's first one"
+            raise op_diagnostic(op, what, why="one thread of the first CTA issues the MMAs of a pair",
+                                fix="make leader of the role and ctas of the MMA agree")
+        made = self._of(warp_tmem.TmemAllocOp)
+        if isinstance(op, warp_tmem.Tcgen05CommitOp) and made and op.ctas.value != made[0].ctas.value:
+            raise op_diagnostic(op, f"is of {op.ctas.value} CTAs, but the kernel's MMAs are of {made[0].ctas.value}",
+                                why="a commit tracks MMAs of its own cta_group (PTX ISA)", fix=f"give it ctas = {made[0].ctas.value}")
+
     def _role_body(self, role, block, elect) -> None:
         """What only one thread may do is in an elect, what takes a whole warp or warpgroup is not, and register tiles fit the role."""
         for op in block.operations:
+            self._pair(role, op)
             if isinstance(op, _ONE_THREAD):
                 self._one_thread(role, op, elect)
             elif isinstance(op, warp.Operation) and elect is not None and not isinstance(op, _ANY_THREADS):
@@ -334,13 +346,22 @@ class _Static:
         if pipe.ctas.value not in (1, self.kernel.cluster.value):
             what = f"is filled by {pipe.ctas.value} CTAs of {self.kernel.cluster.value}"
             raise op_diagnostic(pipe, what, why="one CTA fills a slot, or all of the cluster do")
-        if pipe.ctas.value > 1 and not isinstance(self.operations[-1], warp.ClusterSyncOp):
+        if (pipe.ctas.value > 1 or pipe.leader.value) and not self._ends_together():
             raise op_diagnostic(
                 self.kernel,
                 "may end while others of its cluster still write to its shared memory",
                 why="they load tiles for it, and arrive on its barriers",
                 fix="end it with warp.cluster_sync",
             )
+        self._initialised(pipe)
+
+    def _ends_together(self) -> bool:
+        """Whether no CTA of a cluster ends before the others have come to their last operation."""
+        last = self.operations[-1]
+        frees_of_a_pair = isinstance(last, warp_tmem.TmemFreeOp) and last.memory.owner.opview.ctas.value == 2
+        return isinstance(last, warp.ClusterSyncOp) or frees_of_a_pair
+
+    def _initialised(self, pipe) -> None:
         initialised = {value for op in self._of(warp.InitBarriersOp) for value in op.pipes}
         if pipe.out not in initialised:
             raise op_diagnostic(pipe, "is not initialised", why="its mbarriers hold garbage", fix="name it in warp.init_barriers")

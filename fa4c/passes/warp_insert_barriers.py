@@ -126,7 +126,9 @@ class _Kernel:
                 stages, rows, columns = ring.buffer.type.shape
                 tx_bytes = rows * columns * warp.bits_of(ring.buffer.type.element_type) // 8
                 arrivals = warps * ring.ctas if ring.reused else 0
-                ring.pipe = _pipeline(stages, at, tx_bytes, arrivals, ring.buffer.owner.location, ring.ctas)
+                leader = self._read_by_leader(ring, readers)
+                tx_bytes *= 2 if leader else 1
+                ring.pipe = _pipeline(stages, at, tx_bytes, arrivals, ring.buffer.owner.location, ring.ctas, leader)
                 pipes.append(ring.pipe)
                 at += 8 * stages * (2 if ring.reused else 1)
             if walks:
@@ -144,6 +146,16 @@ class _Kernel:
             with ir.InsertionPoint(self.top):
                 warp.ClusterSyncOp(loc=self.kernel.location)
 
+    def _read_by_leader(self, ring, readers) -> bool:
+        """Whether the role that issues MMAs for a pair of CTAs reads what is loaded here in both."""
+        reading = [role for role in self.roles if ring.buffer in readers[role]]
+        leading = [role for role in reading if role.leader.value]
+        if leading and (len(reading) > 1 or ring.ctas > 1):
+            what = "is read by MMAs of a pair of CTAs and by other roles, or filled for both at once"
+            raise op_diagnostic(ring.buffer.owner.opview, what, why="its barriers are those of the pair's first CTA",
+                                fix="load the tile a second time for the others")
+        return bool(leading)
+
     def _guard_walks(self, walks, pipe, word: int) -> None:
         """Each role learns of the next tile through one number in shared memory."""
         for role, walk in walks.items():
@@ -156,13 +168,14 @@ class _Kernel:
             walk.operation.erase()
 
 
-def _pipeline(stages: int, offset: int, tx_bytes: int, arrivals: int, loc, ctas: int = 1):
+def _pipeline(stages: int, offset: int, tx_bytes: int, arrivals: int, loc, ctas: int = 1, leader: bool = False):
     return warp.PipelineOp(
         stages=_i64(stages),
         offset=_i64(offset),
         tx_bytes=_i64(tx_bytes),
         arrivals=_i64(arrivals),
         ctas=_i64(ctas) if ctas > 1 else None,
+        leader=ir.BoolAttr.get(True) if leader else None,
         out=ir.Type.parse("!warp.pipe"),
         loc=loc,
     ).out

@@ -30,6 +30,7 @@ class Mma:
     accumulator: str  # "reg" or "tmem"
     a_spaces: tuple[str, ...]  # where operand A may lie
     b_spaces: tuple[str, ...] = ("smem",)
+    pair_m: int = 0  # rows of one instruction of a pair of CTAs, half of them in each; 0: there are no pairs
     in_order: bool = True  # MMAs issued by one thread finish in issue order, whatever their accumulators
 
 

@@ -24,7 +24,7 @@ TARGET = Target(
     max_head_dim=256,
     head_dim_step=8,
     # B 8.2: M = 128 for one CTA (256 for a pair), N a multiple of 16 up to 256, K = 16; A from smem or TMEM
-    mma=Mma(m=128, n_step=16, n_max=256, k=16, accumulator="tmem", a_spaces=("smem", "tmem")),
+    mma=Mma(m=128, n_step=16, n_max=256, k=16, accumulator="tmem", a_spaces=("smem", "tmem"), pair_m=256),
     mma_flops=8192,  # B 1.1
     mufu=16,  # B 1.1; B300 has 32
     exp2_emulated=None,
