@@ -79,7 +79,7 @@ module attributes {fa4c.target = "sm_100a"} {
     ^bb0(%row: index, %col: index):
       %zero = arith.constant 0.0 : f32
       "tile.yield"(%zero) : (f32) -> ()
-    }) {columns = 32} : (tensor<128x128xf32, #tile.tmem<0>>) -> ()
+    }) {columns = 32, operandSegmentSizes = array<i32: 1, 0, 0>} : (tensor<128x128xf32, #tile.tmem<0>>) -> ()
     "warp.tmem_wait"() {kind = "store"} : () -> ()
     "warp.arrive"(%zeroed) : (!warp.place) -> ()
     "warp.wait"(%done) : (!warp.place) -> ()
@@ -91,7 +91,7 @@ module attributes {fa4c.target = "sm_100a"} {
       %tanh = "warp.ptx"(%shifted) {asm = "tanh.approx.f32 $0, $1;"} : (f32) -> f32
       %rounded = arith.truncf %tanh : f32 to bf16
       "tile.yield"(%rounded) : (bf16) -> ()
-    }) {columns = 32} : (tensor<128x128xbf16, #tile.reg>, tensor<128x128xf32, #tile.tmem<0>>) -> ()
+    }) {columns = 32, operandSegmentSizes = array<i32: 1, 1, 0>} : (tensor<128x128xbf16, #tile.reg>, tensor<128x128xf32, #tile.tmem<0>>) -> ()
     "warp.store_shared"(%sc, %out) : (tensor<1x128x128xbf16, #tile.smem>, tensor<128x128xbf16, #tile.reg>) -> ()
     "warp.fence_async"() : () -> ()
     "warp.barrier"() {id = 1, scope = "warpgroup"} : () -> ()

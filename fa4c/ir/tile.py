@@ -601,7 +601,7 @@ class StoreOp(Scheduled, name="store"):
 
 class GlobalAddOp(Scheduled, name="global_add"):
     """target's box at `coords` += x, element by element, atomically; what lies out of bounds is dropped. f32, from registers, or from
-    shared memory asynchronously.
+    shared memory asynchronously. With `staged`, from registers through `buffers` copies of that many columns each in shared memory.
 
     `dims` are the two dimensions of the target that rows and columns run along. A row vector has none: all its rows are added to the
     one element at `coords`. CTAs add in any order, so that the last bits of a sum of three or more differ between runs.
@@ -611,15 +611,30 @@ class GlobalAddOp(Scheduled, name="global_add"):
     target: ext.Operand[Any]
     coords: Sequence[ext.Operand[ir.IndexType]]
     dims: ir.DenseI64ArrayAttr
+    staged: Any = optional(ir.IntegerAttr)
+    buffers: Any = optional(ir.IntegerAttr, "1 : i64")
 
     def verify_op(self) -> bool:
         if not (_in_space(self, "x", self.x, "reg", "smem") and _in_space(self, "target", self.target, "gmem")):
+            return False
+        if not self._check_staged():
             return False
         if str(self.x.type.element_type) != "f32":
             return op_error(self, f"adds {self.x.type}", why="sums over CTAs are f32", fix="cast it in a map")
         if self.x.type.rank == 1 and not len(self.dims):
             return _check_coords(self, self.target.type) and _check_element(self, self.target.type, self.x.type)
         return _in_space(self, "x", self.x, "reg", "smem", rank=2) and _check_box(self, self.target.type, self.x.type)
+
+    def _check_staged(self) -> bool:
+        if self.staged is None:
+            return self.buffers.value == 1 or op_error(self, f"has {self.buffers.value} buffers, but is not staged", fix="remove buffers")
+        if space_of(self.x.type) != "reg" or self.x.type.rank != 2:
+            return op_error(self, f"stages {self.x.type}", why="what goes through shared memory in parts are tiles in registers")
+        width, part = self.x.type.shape[1], self.staged.value
+        if part <= 0 or part % 8 or width % part:
+            return op_error(self, f"stages {part} of {width} columns at a time", why="parts are equal, and whole spans of 32 bytes or more",
+                            fix="use a multiple of 8 that divides the columns")
+        return 1 <= self.buffers.value <= width // part or op_error(self, f"has {self.buffers.value} buffers for {width // part} parts")
 
 
 class WaitCountOp(Scheduled, name="wait_count"):

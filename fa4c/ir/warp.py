@@ -437,11 +437,14 @@ class SyncWarpOp(Operation, name="sync_warp"):
 
 
 class StoreSharedOp(Operation, name="store_shared"):
-    """buffer[slot] = fragment, 16-bit elements by stmatrix, f32 by pairs; each warpgroup what it holds. Without `slot`: buffer[0]."""
+    """buffer[slot] = fragment, 16-bit elements by stmatrix, f32 by pairs; each warpgroup what it holds. Without `slot`: buffer[0]. With
+    `first`, as many columns of the fragment from that one on as the buffer has.
+    """
 
     buffer: ext.Operand[Any]
     source: ext.Operand[Any]
     slot: ext.Operand[Any] | None
+    first: Any = optional(ir.IntegerAttr)
 
     def verify_op(self) -> bool:
         buffer, source = self.buffer.type, self.source.type
@@ -449,15 +452,18 @@ class StoreSharedOp(Operation, name="store_shared"):
             return False
         if self.slot is not None and not is_slot_number(self.slot):
             return op_error(self, f"has slot of type {self.slot.type}", why="a buffer's slot is an index")
-        if list(buffer.shape)[1:] != list(source.shape) or buffer.element_type != source.element_type:
-            return op_error(self, f"copies {source} into {buffer}", why="rows, columns and dtype stay")
+        rows, columns = list(buffer.shape)[1:]
+        first = self.first.value if self.first is not None else 0
+        part = self.first is not None and first >= 0 and first + columns <= source.shape[1]
+        if rows != source.shape[0] or buffer.element_type != source.element_type or not (columns == source.shape[1] or part):
+            return op_error(self, f"copies {source} into {buffer}", why="rows, columns and dtype stay; `first` takes a part")
         return bits_of(source.element_type) in (16, 32) or op_error(
             self, f"stores {source.element_type}", why="two neighbours are 4 or 8 bytes"
         )
 
 
 class TmaStoreOp(Operation, name="tma_store"):
-    """Box of `map`'s tensor at `coords` = buffer[0], or += buffer[0] with `add`, each warpgroup what it holds, by one thread of it; rows
+    """Box of `map`'s tensor at `coords` = buffer[slot], or += it with `add`, each warpgroup what it holds, by one thread of it; rows
     out of bounds are dropped. `row` names the coordinate that runs along rows."""
 
     map: ext.Operand[Any]
@@ -465,10 +471,13 @@ class TmaStoreOp(Operation, name="tma_store"):
     coords: Sequence[ext.Operand[Any]]
     row: ir.IntegerAttr
     add: Any = optional(ir.BoolAttr, "false")
+    slot: Any = optional(ir.IntegerAttr, "0 : i64")
 
     def verify_op(self) -> bool:
         if not _moves_boxes(self):
             return False
+        if not 0 <= self.slot.value < self.buffer.type.shape[0]:
+            return op_error(self, f"has slot = {self.slot.value}", why=f"its buffer has {self.buffer.type.shape[0]}")
         if self.add.value and str(self.buffer.type.element_type) != "f32":
             return op_error(self, f"adds {self.buffer.type.element_type}", why="sums over CTAs are f32")
         return 0 <= self.row.value < len(self.coords) or op_error(self, f"has row = {self.row.value}, but {len(self.coords)} coordinates")

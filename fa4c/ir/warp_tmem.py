@@ -85,8 +85,9 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
     """Row block `block` of acc (+)= a @ b (b^T with `transpose_b`), by one thread, asynchronously; the first k-step overwrites unless
     `accumulate`.
 
-    `a` is a buffer or a tile in tensor memory. `a_state`, `b_state` say which slot of a buffer; absent until `warp-insert-barriers` has
-    run; `reader` as in `warp.wgmma`. MMAs of one thread are done in the order of their issue.
+    `a` is a buffer (a^T with `transpose_a`) or a tile in tensor memory. `a_state`, `b_state` say which slot of a loaded buffer; absent
+    until `warp-insert-barriers` has run, and for a buffer that threads write, which has one slot; `reader` as in `warp.wgmma`. MMAs of one
+    thread are done in the order of their issue.
 
     With `ctas` = 2 a thread of the pair's first CTA does so for both CTAs: each has its own rows of acc and a, at the same addresses, and
     in `b` half of the columns, the first CTA the left half.
@@ -98,6 +99,7 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
     a_state: ext.Operand[Any] | None
     b_state: ext.Operand[Any] | None
     block: ir.IntegerAttr
+    transpose_a: Any = optional(ir.BoolAttr, "false")
     transpose_b: Any = optional(ir.BoolAttr, "false")
     reader: Any = optional(ir.IntegerAttr, "0 : i64")
     ctas: Any = optional(ir.IntegerAttr, "1 : i64")
@@ -115,6 +117,10 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
         if a != b or a not in ("bf16", "f16") or acc != "f32":
             return op_error(self, f"multiplies {a} by {b} into {acc}", why="both are bf16 or both f16, and sums are f32")
         a_shape, b_shape = list(self.a.type.shape)[-2:], list(self.b.type.shape)[-2:]
+        if self.transpose_a.value:
+            a_shape.reverse()
+            if space_of(self.a.type) != "smem":
+                return op_error(self, f"reads {self.a.type} across", why="tensor memory is read lane by lane", fix="use a buffer")
         depth_b, columns = reversed(b_shape) if self.transpose_b.value else b_shape
         if not has_ctas(self) or not self._fits_its_memory():
             return False
@@ -192,14 +198,22 @@ class TmemWaitOp(Operation, name="tmem_wait"):
 class TmemMapOp(Operation, name="tmem_map"):
     """target[i, j] = body(inputs[i, j]..., row i, column j), `columns` columns at a time, so that a wide tile takes few registers.
 
-    Target and inputs of its shape lie in tensor memory or in fragments, row vectors and rows of column values in fragments. What it reads
-    there is loaded, and waited for, before it writes; an input may be the target.
+    Target and inputs of its shape lie in tensor memory or in fragments, row vectors in fragments, rows of column values in fragments or in
+    buffers, whose slots `states` name, one for each such input; absent until `warp-insert-barriers` has run. What it reads in tensor memory
+    is loaded, and waited for, before it writes; an input may be the target. `reader` as in `warp.wgmma`.
     """
 
     target: ext.Operand[Any]
     inputs: Sequence[ext.Operand[Any]]
+    states: Sequence[ext.Operand[Any]]
     columns: ir.IntegerAttr
+    reader: Any = optional(ir.IntegerAttr, "0 : i64")
     body: ext.Region
+
+    @property
+    def rows(self) -> list:
+        """The inputs that lie in buffers."""
+        return [value for value in self.inputs if space_of(value.type) == "smem"]
 
     def verify_op(self) -> bool:
         kind, step = self.target.type, self.columns.value
@@ -210,9 +224,15 @@ class TmemMapOp(Operation, name="tmem_map"):
         arguments = list(self.body.blocks[0].arguments)
         if len(arguments) != len(self.inputs) + 2:
             return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments")
+        if len(self.states) not in (0, len(self.rows)):
+            return op_error(self, f"has {len(self.states)} states for {len(self.rows)} inputs in buffers", why="each has a slot of its own")
+        for state in self.states:
+            if not made_by(self, "states", state, StateOp):
+                return False
         for number, value in enumerate(self.inputs):
-            shape = list(kind.shape)
-            if space_of(value.type) not in ("reg", "tmem") or list(value.type.shape) not in (shape, shape[:1], [1, *shape[1:]]):
+            shape, of = list(kind.shape), list(value.type.shape)
+            there = of in (shape, shape[:1], [1, *shape[1:]]) if space_of(value.type) in ("reg", "tmem") else of[1:] == [1, *shape[1:]]
+            if not there or space_of(value.type) == "gmem":
                 return op_error(self, f"has input {number} of type {value.type} for a target {kind}")
             held = value.type.element_type
             if arguments[number].type != held:

@@ -88,12 +88,16 @@ class _Kernel(TileRules, TmemRules, MapRules):
 
     def _tensor_name(self, value) -> str:
         """The tensor that is copied into or out of a buffer, or through a pipe; "tile" where that is none."""
-        for op in _walk(self.kernel.body.blocks[0]):
+        for op in self.operations():
             if isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp)):
                 state = op.state if isinstance(op, warp.TmaLoadOp) else None
                 if value == op.buffer or (state is not None and value == state.owner.opview.pipe):
                     return parameters.entries_of(self.launch)[op.map.owner.opview.tensor]["name"]
         return "tile"
+
+    def operations(self):
+        """All operations of the kernel, nested ones too."""
+        return _walk(self.kernel.body.blocks[0])
 
     # -- dispatch
 

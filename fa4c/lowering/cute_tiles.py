@@ -122,6 +122,7 @@ class TileRules:
         self._check_box(op, [self.layout.rows, span])
         shares = self._shares(op.buffer.type, 1)
         copy, how = ("cp_async_bulk_tensor_reduce", ", prims.TMARedux.ADD") if op.add.value else ("cp_async_bulk_tensor_global_shared_cta", "")
+        slot = f"{op.slot.value * self._stage(op.buffer)} + " if op.slot.value else ""
         self.top(comment(op))
         with self.unrolled("slab", slabs // shares) as slab:
             place, part = f"{slab}", f"wg * {self.layout.rows * span} + {slab} * {rows * span}"
@@ -129,7 +130,7 @@ class TileRules:
                 place = f"(wg * {slabs // shares} + {slab})"
                 part = f"{place} * {rows * span}"
             coords = self._coords(op.coords, f"{place} * {span}", op.row.value if shares == 1 else None)
-            self.top(f"prims.{copy}({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {part}{how}, ({coords}))")
+            self.top(f"prims.{copy}({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {slot}{part}{how}, ({coords}))")
 
     def _check_box(self, op, want) -> None:
         box = [size for size in op.map.owner.opview.box]
@@ -176,7 +177,7 @@ class TileRules:
         key = self._declare(
             ("stmatrix", op.buffer, op.source),
             lambda name: [
-                f"{name}_mma = cute.make_tiled_mma(warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K))",
+                f"{name}_mma = cute.make_tiled_mma({self._accumulator_atom(dtype, columns)})",
                 *self._view(f"{name}_s", op.buffer, "K", part),
                 f"{name} = cute.make_tiled_copy_C(cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), {dtype}), {name}_mma).get_slice(t)",
             ],
@@ -187,6 +188,14 @@ class TileRules:
             f"cute.copy({key}, {key}.retile(cute.make_tensor({source}.iterator, cute.make_layout({key}_mma.partition_shape_C((64, {columns}))))), "
             f"{key}.partition_D({key}_s[None, None, {slot}]))"
         )
+
+    def _accumulator_atom(self, dtype: str, columns: int) -> str:
+        """An MMA whose accumulator is laid out as a fragment: wgmma's where the kernel has some (its stores are shorter), else that of four
+        warps' mma.m16n8k16, which all targets know.
+        """
+        if any(isinstance(op, warp.WgmmaOp) for op in self.operations()):
+            return f"warpgroup.MmaF16BF16Op({dtype}, Float32, (64, {columns}, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K)"
+        return f"cute.nvgpu.warp.MmaF16BF16Op({dtype}, Float32, (16, 8, 16)), cute.make_layout((4, 1, 1)), permutation_mnk=(64, 16, 16)"
 
     def _store_pairs(self, op) -> None:
         """`load_fragment` the other way: f32, two neighbours at a time; odd rows take other columns first, as they would hit the banks of

@@ -69,14 +69,15 @@ class TmemRules:
 
     def tcgen05_mma(self, op) -> None:
         _, columns = op.acc.type.shape
-        depth = op.a.type.shape[-1]
+        depth = op.a.type.shape[-2 if op.transpose_a.value else -1]
         dtype = dsl_type(op.a.type.element_type)
-        block, ctas = op.block.value, op.ctas.value
+        block, ctas, a_major = op.block.value, op.ctas.value, not op.transpose_a.value
+        major = "" if a_major else "a_major=1, "
         key = self._declare(
-            ("idesc", columns, dtype, op.transpose_b.value),
+            ("idesc", columns, dtype, op.transpose_a.value, op.transpose_b.value),
             lambda name: [
                 f"{name} = prims.Tcgen05InstrDesc.build(c_dtype=Float32, a_dtype={dtype}, b_dtype={dtype}, "
-                f"m_dim={warp_tmem.LANES * ctas}, n_dim={columns}, b_major={0 if op.transpose_b.value else 1})"
+                f"m_dim={warp_tmem.LANES * ctas}, n_dim={columns}, {major}b_major={0 if op.transpose_b.value else 1})"
             ],
             "shape",
         )
@@ -85,8 +86,8 @@ class TmemRules:
         self.top(f"{b} = {self._descriptor(op.b, op.b_state, op.transpose_b.value, 0)}")
         if space_of(op.a.type) == "smem":
             a = self.names.fresh("a")
-            self.top(f"{a} = {self._descriptor(op.a, op.a_state, True, block)}")
-            a_step = f"{a}.advance_start_address({self._step(op.a, True)})"
+            self.top(f"{a} = {self._descriptor(op.a, op.a_state, a_major, block)}")
+            a_step = f"{a}.advance_start_address({self._step(op.a, a_major)})"
         else:
             a_step = f"tmem_at({self._block_address(op.a, str(block))} + 8 * {{kk}}, {dtype})"
         accumulator = f"tmem_at({self._block_address(op.acc, str(block))}, Float32)"
@@ -143,15 +144,23 @@ class TmemRules:
         for region in dict.fromkeys(v for v in [*op.inputs, op.target] if space_of(v.type) == "tmem"):
             chunks[region] = name = self.names.fresh("rChunk")
             self.header(f"{name} = cute.make_rmem_tensor({step}, {dsl_type(region.type.element_type)})  # {step} columns of {self.operand(region)}")
+        rows = {}  # buffer of column values -> (its chunk, where its slot begins)
+        for buffer, state in zip(op.rows, op.states, strict=True):
+            name = self.names.fresh("rColumns")
+            self.header(f"{name} = cute.make_rmem_tensor({step}, {dsl_type(buffer.type.element_type)})  # {step} of {self.operand(buffer)}")
+            slot = f"{self.operand(state)} * {self._stage(buffer)} + " if buffer.type.shape[0] > 1 else ""
+            rows[buffer] = name, slot
         read = [v for v in dict.fromkeys(op.inputs) if v in chunks]
         for first in range(0, width, step):
             count = min(step, width - first)
             for region in read:
                 at, words = _words(region.type, first), _words(region.type, count)
                 self.top(f"tmem_load({chunks[region]}, 0, {self._own_address(region)} + {at}, {words})")
+            for buffer, (name, slot) in rows.items():
+                self.top(f"load_row({self.operand(buffer)}, {slot}{first}, {name}, {count})")
             if read:
                 self.top("prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)")
-            self._chunk(op, chunks, first, count)
+            self._chunk(op, {**chunks, **{buffer: name for buffer, (name, _) in rows.items()}}, first, count)
             if op.target in chunks:
                 at, words = _words(kind, first), _words(kind, count)
                 self.top(f"tmem_store({self._own_address(op.target)} + {at}, {chunks[op.target]}, 0, {words})")
@@ -186,9 +195,13 @@ class TmemRules:
     # -- tiles of one row a thread
 
     def store_shared_rows(self, op) -> None:
-        span, _, rows, _ = self._slab(op.buffer)
+        _, rows, columns = op.buffer.type.shape
+        place = self.operand(op.buffer) + (f" + {self.operand(op.slot)} * {self._stage(op.buffer)}" if op.slot is not None else "")
+        first = op.first.value if op.first is not None else 0
         self.top(comment(op))
-        self.top(f"store_row({self.operand(op.buffer)}, row0, {self.operand(op.source)}, {rows}, {op.buffer.owner.opview.swizzle.value})")
+        self.top(
+            f"store_row({place}, row0, {self.operand(op.source)}, {first}, {columns}, {rows}, {op.buffer.owner.opview.swizzle.value})"
+        )
 
     def store_one_row(self, op) -> None:
         target, rank = op.target, op.target.type.rank

@@ -103,9 +103,11 @@ def problem_with(demand: Demand, target, shape: Shape) -> str:
     columns = warpgroups * _columns(demand, shape, target.tmem_step)
     if target.mma.accumulator == "tmem" and columns > target.tmem_columns:
         return f"it needs {columns} columns of tensor memory, but there are {target.tmem_columns}"
+    if demand.streamed and target.mma.accumulator == "tmem" and not shape.block_m == shape.block_n == target.mma.m:
+        return f"an MMA that sums over rows has block_n rows, and all tiles of tensor memory have {target.mma.m}"
     if demand.streamed and shape.block_n not in (target.mma.m, target.mma.m * warpgroups):
         return f"an MMA that sums over rows has block_n rows: {target.mma.m}, or {target.mma.m} for each of {warpgroups} warpgroups"
-    smem = _smem(demand, shape)
+    smem = _smem(demand, shape) if target.mma.accumulator == "reg" else _smem_beside_tmem(demand, shape)
     if smem > target.smem_bytes:
         return f"it needs {smem} bytes of shared memory, but a CTA has {target.smem_bytes}"
     return ""
@@ -117,7 +119,9 @@ def _registers(demand: Demand, target, shape: Shape) -> int:
     streamed = [width * shape.block_n // (threads * shape.block_m // target.mma.m) for width in demand.streamed]
     in_registers = target.mma.accumulator == "reg"
     accumulators = target.mma.m * sum(demand.accumulators) if in_registers else 0
-    if demand.column_values and not in_registers:
+    if demand.streamed and not in_registers:
+        scores -= target.mma.m * shape.block_n // threads  # of two products one is read from tensor memory a few columns at a time
+    elif demand.column_values and not in_registers:
         scores += shape.block_n  # a thread has a whole row, and with it all column values
     return (
         max([scores, *streamed])
@@ -134,15 +138,18 @@ def backward_registers(target, widths, streamed) -> int:
     """
     columns = target.mma.m if streamed else target.mma.m // 2
     threads = 32 * target.warps_per_warpgroup
-    scores = -(-target.mma.m * columns * _BACKWARD_HALVES // (2 * threads))
+    in_tmem = target.mma.accumulator == "tmem" and bool(streamed)  # then one product is read from there a few columns at a time
+    scores = -(-target.mma.m * columns * (_BACKWARD_HALVES - 2 * in_tmem) // (2 * threads))
     transient = max([scores, *(target.mma.m * width // (2 * threads) for width in streamed)])
     held = sum(target.mma.m * width // threads for width in widths) if target.mma.accumulator == "reg" else 0
     return held + transient + _OTHER_REGISTERS
 
 
-def backward_columns(target, widths) -> int:
-    """Columns of tensor memory for accumulators of these widths beside the two scores of a backward, in blocks of 32 columns or more."""
-    return sum(widths) + 2 * 32 if target.mma.accumulator == "tmem" else 0
+def backward_columns(target, widths, streamed) -> int:
+    """Columns of tensor memory for accumulators of these widths beside the two scores of a backward, in blocks of 32 columns or more; of
+    as many as an MMA has rows where a sum over CTAs is made of them (`streamed`), which takes the place of one.
+    """
+    return sum(widths) + 2 * max([target.mma.m, *streamed] if streamed else [32]) if target.mma.accumulator == "tmem" else 0
 
 
 def register_budget(target, warpgroups: int) -> int:
@@ -164,3 +171,15 @@ def _smem(demand: Demand, shape: Shape) -> int:
     streamed = 2 * STREAMED_BUFFERS * shape.block_m * shape.block_n * bool(demand.streamed) + 4 * shape.block_n * sum(demand.streamed)
     tiles = 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.buffers * shape.block_n * sum(demand.column_tiles)
     return tiles + streamed + _BARRIER_BYTES
+
+
+def _smem_beside_tmem(demand: Demand, shape: Shape) -> int:
+    """A sum over rows leaves through two parts of 32 columns; what it sums has one copy. `tile-pipeline` takes copies of a loaded tile
+    that its schedule does not need away where room is short: all but one of the first.
+    """
+    if not demand.streamed:
+        return _smem(demand, shape)
+    streamed = 2 * shape.block_m * shape.block_n + 4 * 2 * 32 * shape.block_n
+    copies = [shape.buffers] + [1] * (len(demand.column_tiles) - 1)
+    columns = sum(count * width for count, width in zip(copies, sorted(demand.column_tiles, reverse=True), strict=False))
+    return 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.block_n * columns + streamed + _BARRIER_BYTES

@@ -98,7 +98,7 @@ def _fits(group, target, further: int) -> bool:
     stationary = "n" if over_keys * 2 > len(group) else "m"
     widths = [t.shape[-1] for t in group if stationary in t.dims and len(t.dims) == 2]
     streamed = [t.shape[-1] for t in group if stationary not in t.dims and len(t.dims) == 2]
-    if backward_columns(target, widths) > target.tmem_columns:
+    if backward_columns(target, widths, streamed) > target.tmem_columns:
         return False
     if any(-(-width // target.mma.k) * target.mma.k % (_GROUPS * _SPAN) for width in streamed):
         return False

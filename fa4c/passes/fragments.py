@@ -30,7 +30,7 @@ class Fragments:
 
 
 def assign(kernel, is_compute) -> Fragments:
-    """Homes for all register tiles of a tile.kernel; `is_compute(op)` says which operations run in the compute role."""
+    """Homes for the register tiles that a role computes, or carries through loops; `is_compute(op)` says which operations run in it."""
     block = kernel.body.blocks[0]
     values, forced, wanted = [], [], []
     _collect(block, values, forced, wanted, is_compute)
@@ -87,14 +87,15 @@ def is_register(value) -> bool:
 
 def _collect(block, values, forced, wanted, is_compute) -> None:
     for op in block.operations:
-        values.extend(r for r in op.operation.results if is_register(r))
+        if is_compute(op):
+            values.extend(r for r in op.operation.results if is_register(r))
         if op.operation.name == "scf.for":
             body = op.regions[0].blocks[0]
             carried = list(body.arguments)[1:]
             yielded = list(body.operations)[-1].operation.operands
-            values.extend(a for a in carried if is_register(a))
             for result, argument, init, out in zip(op.operation.results, carried, list(op.operation.operands)[3:], yielded, strict=True):
-                if is_register(result):
+                if init in values:
+                    values += [result, argument]
                     forced.append((result, argument))
                     wanted[:0] = [(out, argument)]
                     wanted.append((argument, init))
@@ -145,8 +146,8 @@ class _Simulation:
         body = op.regions[0].blocks[0]
         slots = body_slots(op, self.is_compute)
         yielded = list(list(body.operations)[-1].operation.operands)
-        carried = [(i, a) for i, a in enumerate(list(body.arguments)[1:]) if is_register(a)]
         inits = list(op.operation.operands)[3:]
+        carried = [(i, a) for i, a in enumerate(list(body.arguments)[1:]) if is_register(a) and inits[i] in tokens]
         nested = any(o.operation.name == "scf.for" for o in body.operations)
         environments = [dict(tokens) for _ in range(_ITERATIONS)]
         for i, argument in carried:

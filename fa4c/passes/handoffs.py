@@ -1,4 +1,4 @@
-"""Which role must wait for which, so that accesses of several roles to tensor memory keep the schedule's order.
+"""Which role must wait for which, so that accesses of several roles to tiles that they share keep the schedule's order.
 
 The roles run at their own pace. Two accesses of different roles to the same columns, one of them a write, are in order if the later one's
 role has waited, directly or through others, for something the earlier one's role did after it. A `Link` is one such wait: role `source`
@@ -7,8 +7,9 @@ thread are done in the order of issue, so a signal behind one covers all earlier
 
 The program is run symbolically in schedule order, with a clock of what each role knows of the others; each access that nothing orders yet
 adds a link from the latest such access of the other role, until none is left. A link whose signals might overtake their waits gets a link
-back. Within one tile, and across tiles where `after` says that one overwrites another, dependences are the program's; a reuse of
-columns that the text does not declare stays unordered, and shows as a race.
+back. Tiles in shared memory that threads write and MMAs read, of one copy, are ordered likewise. Within one tile, and across tiles
+where `after` says that one overwrites another, dependences are the program's; a reuse of columns that the text does not declare stays
+unordered, and shows as a race.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import column_of
 from . import tmem_tiles
+from ._tile_map import operations_in
 
 _MOST_LINKS = 40
 
@@ -75,10 +78,23 @@ class _Done:
     writes: bool
 
 
+@dataclass(frozen=True, eq=False)
+class _SharedTile:
+    """A tile in shared memory."""
+
+    value: object
+
+
+def _written_operands(kernel) -> dict:
+    """Tiles in shared memory that threads write and MMAs read."""
+    read = {v for op in operations_in(kernel) if isinstance(op, tile.MmaOp) for v in (op.a, op.b)}
+    return {op.out: _SharedTile(op.out) for op in operations_in(kernel) if isinstance(op, tile.ToSharedOp) and op.out in read}
+
+
 class _Run:
     def __init__(self, kernel, role_of, links):
         self.kernel, self.role_of, self.links = kernel, role_of, links
-        self.of = tmem_tiles.tiles_by_value(kernel)
+        self.of = {**tmem_tiles.tiles_by_value(kernel), **_written_operands(kernel)}
         self.known: dict = defaultdict(lambda: defaultdict(int))  # role -> role -> events of it that are known to be over
         self.count: dict = defaultdict(int)  # role -> events so far
         self.instances: dict = defaultdict(int)  # (operation, what) -> so far
@@ -189,8 +205,10 @@ class _Run:
         return all(past.op.operation.parent == op.operation.parent for other in self._sharing(t) for past in self.history[id(other)])
 
     def _sharing(self, t) -> list:
+        if isinstance(t, _SharedTile):
+            return []
         first = column_of(t.kind)
-        others = {id(o): o for o in self.of.values() if o is not t}
+        others = {id(o): o for o in self.of.values() if o is not t and not isinstance(o, _SharedTile)}
         return [o for o in others.values() if column_of(o.kind) < first + t.words and first < column_of(o.kind) + o.words]
 
     def _link(self, past: _Done, role: str, op, instance: int) -> Link:

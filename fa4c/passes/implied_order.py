@@ -10,6 +10,7 @@ import itertools
 
 from . import loop_graph
 from .schedule import body_slots
+from .streams import COMPUTE, MMA, REDUCE, stream_of
 
 _NEVER = float("inf")
 
@@ -27,8 +28,8 @@ class ImpliedOrder:
         for e in edges:
             self._note(self._number[ops[e.src]], self._number[ops[e.dst]], e.distance)
         for a, b in itertools.permutations(range(count), 2):
-            stream = loop_graph.stream_of(self._slots[a].op)
-            if stream == loop_graph.stream_of(self._slots[b].op) and (stream == "compute" or (stream == "mma" and target.mma.in_order)):
+            stream = stream_of(self._slots[a].op)
+            if stream == stream_of(self._slots[b].op) and (stream in (COMPUTE, REDUCE) or (stream == MMA and target.mma.in_order)):
                 self._note(a, b, self._slots[a].stage - self._slots[b].stage + (a > b))
         for k, a, b in itertools.product(range(count), repeat=3):
             self._note(a, b, self._from[a][k] + self._from[k][b])

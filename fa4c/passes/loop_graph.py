@@ -22,6 +22,7 @@ from ..ir.tile import Scheduled, space_of
 from .modulo import Edge, Graph, Op
 from .op_costs import Cost, cost, warpgroups
 from .register_pressure import Version
+from .streams import stream_of
 
 _WRITES = (tile.StoreOp, tile.GlobalAddOp)
 _IN_BUFFERS = (tile.LoadOp, tile.ToSharedOp)
@@ -81,13 +82,6 @@ def data_edges(loop, target) -> tuple[list, list[Edge]]:
     """(operations, edges of the data alone), for loops whose schedule stands already."""
     body = _Body(loop)
     return body.ops, _data_edges(body, [cost(op, target) for op in body.ops], target)
-
-
-def stream_of(op) -> str:
-    """Who issues it: MMAs into registers are issued by the warpgroups that own these, others by a warp of their own, as copies are."""
-    if isinstance(op, tile.LoadOp):
-        return "load"
-    return "mma" if isinstance(op, tile.MmaOp) and space_of(op.out.type) == "tmem" else "compute"
 
 
 def _strongest(edges: list[Edge]) -> tuple[Edge, ...]:
@@ -307,16 +301,22 @@ class _Storage:
         return isinstance(op, tile.MapOp) and any(v.type == value.type for v in op.inputs)
 
     def _dead_columns(self, i: int, op):
-        """Where tensor memory is short: a tile there that nobody reads after this operation, wide enough to form the result over it."""
-        if not isinstance(op, tile.MapOp) or space_of(op.out.type) != "tmem" or self._goes_on(op.out):
+        """Where tensor memory is short: a place there of which nobody reads what it holds from this operation on, wide enough to form the
+        result in it. Of several the one read last: those that wait for it wait anyway.
+        """
+        if not isinstance(op, (tile.MapOp, tile.MmaOp)) or space_of(op.out.type) != "tmem" or self._goes_on(op.out):
             return None
-        for value, writer in self.body.index.items():
-            dead = writer < i and space_of(value.type) == "tmem" and value not in self.body.yields
-            dead = dead and self._find(value) == value and all(r < i for r in self.body.readers[value])
-            if dead and self._words(value) >= self._words(op.out):
-                self._columns_short -= self._words(op.out)
-                return value
-        return None
+        last_read = {}
+        for place, writer in self.body.index.items():
+            if writer < i and space_of(place.type) == "tmem" and self._find(place) == place and self._words(place) >= self._words(op.out):
+                held = [value for value in self.place if self._find(value) == place and self.body.index.get(value, i) < i]
+                readers = [r for value in held for r in self.body.readers[value]]
+                if not any(value in self.body.yields for value in held) and all(r < i for r in readers):
+                    last_read[place] = max(readers, default=writer)
+        if not last_read:
+            return None
+        self._columns_short -= self._words(op.out)
+        return max(last_read, key=last_read.get)
 
     def _join_carried(self, argument) -> bool:
         """Whether a carried argument and the value that becomes it are one place."""

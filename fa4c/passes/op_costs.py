@@ -131,6 +131,9 @@ def _global_add(op, target) -> Cost:
     if space_of(op.x.type) == "smem":
         clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)
         return Cost("copy", clocks, 1, clocks, asynchronous=True)
+    if op.staged is not None:  # written, and read by a copy that adds
+        clocks = _clocks(2 * _bytes(op.x.type) / target.smem_bytes_per_clk)
+        return Cost("smem", clocks, clocks, clocks)
     if op.x.type.rank == 1:
         return _elementwise({"alu": 3 * _row_elements(op.x.type, target), "fp32": 4 * _row_elements(op.x.type, target)}, target)
     clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)

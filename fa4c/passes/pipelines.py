@@ -46,9 +46,8 @@ SM90A_BACKWARD_DETERMINISTIC = {
     "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
 }
 
-# Results over queries and results over keys in kernels of their own: sums across CTAs of scores from a row a thread are not emitted yet.
 SM100A_BACKWARD = {
-    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=false},attn-outline-kernels,"
+    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
     "tile": "tile-accumulate-in-tmem,tile-pipeline,tile-alias-tmem,tile-lpt-grid,tile-persistent",

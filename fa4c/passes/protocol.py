@@ -54,6 +54,8 @@ class _Program:
         self.overlapping = {a: [b for b in self.buffers if b != a and _overlap(byte_range(a), byte_range(b))] for a in self.buffers}
         self._values = {}
         self.exchanged = {role: shared_exchange.exchanged(role) for role in self.roles}
+        self.mma_operands = {v for role in self.roles for op in shared_exchange._walk(role.body.blocks[0])
+                             if isinstance(op, warp_tmem.Tcgen05MmaOp) for v in (op.a, op.b)}
         self.counted = {dim for role in self.roles for dim in counted_dims(role)}
         self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
         self.paired = any(role.leader.value for role in self.roles) or any(
@@ -159,6 +161,7 @@ class _Agent:
         self.fence_seen, self.unfenced = False, set()  # fragments accessed since the last wgmma.fence
         self.defined = set()  # fragments with a value
         self.unsynced = []  # slots that the lanes of its warps read, each for itself
+        self.lanes_wrote = False  # an operand of an MMA, each for itself
         self.has_turn = False
         self.open_stores, self.store_groups, self.drained = (
             [],
@@ -179,6 +182,7 @@ class _Machine(TmemRules):
         self.reads = {}  # (agent, pipe, group, stage, state) -> waits
         self.tmem_accesses, self.tmem_content, self.tmem_unread = [], {}, {}
         self.mma_reads = {}  # (agent, buffer) -> number of the last tcgen05 MMA that reads it
+        self.operand_writes = {}  # buffer that tcgen05 MMAs read -> {agent: its clock at the fence behind its last write, inf before it}
         self.last_read, self.overwritten = {}, set()
         for value in program.shared_scalars:
             scalars.value(value)
@@ -563,9 +567,10 @@ class _Machine(TmemRules):
         self.touch(agent, op)
 
     def sync_warp(self, agent, op) -> None:
-        if not agent.unsynced:
-            raise op_diagnostic(op, "synchronises lanes that read nothing", why="no load into registers came before it", fix="remove it")
-        agent.unsynced = []
+        if not agent.unsynced and not agent.lanes_wrote:
+            raise op_diagnostic(op, "synchronises lanes that did nothing", why="no load into registers, or write, came before it",
+                                fix="remove it")
+        agent.unsynced, agent.lanes_wrote = [], False
 
     def _read_written(self, agent, op, buffer, number: int) -> None:
         """An MMA reads a slot that threads of the role write: all writers whose part it reads must have written it as often as this one."""
@@ -648,9 +653,9 @@ class _Machine(TmemRules):
     def store_shared(self, agent, op) -> None:
         self.touch(agent, op)
         self._check_overwrite(agent, op, op.buffer)
-        if op.buffer in agent.drained or any(
-            store.buffer == op.buffer for group in [agent.open_stores, *agent.store_groups] for store in group
-        ):
+        number = 0 if op.slot is None else agent.scalars.value(op.slot)
+        stored = [_stored_slot(store) for group in [agent.open_stores, *agent.store_groups] for store in group]
+        if (op.buffer, number) in [*agent.drained, *stored]:
             raise op_diagnostic(
                 op,
                 "overwrites a buffer that a TMA store may still read",
@@ -660,7 +665,8 @@ class _Machine(TmemRules):
         agent.wrote.add(op.buffer)
         agent.fenced.discard(op.buffer)
         agent.synced.discard(op.buffer)
-        self._write_cell(agent, op, 0 if op.slot is None else agent.scalars.value(op.slot))
+        self.write_operand(agent, op)
+        self._write_cell(agent, op, number)
 
     def _write_cell(self, agent, op, number: int) -> None:
         """All MMAs that read what the slot held must be known to be complete, those of other warpgroups too."""
@@ -701,6 +707,7 @@ class _Machine(TmemRules):
 
     def fence_async(self, agent, op) -> None:
         agent.fenced |= agent.wrote
+        self.fence_operands(agent)
         for (buffer, _), cell in agent.cells.items():
             if not cell.fenced:
                 cell.fenced, cell.visible_from = True, self._barriers(agent, buffer) + 1
@@ -714,7 +721,7 @@ class _Machine(TmemRules):
                 fix="put warp.fence_async and warp.barrier before it",
             )
         agent.open_stores.append(op)
-        agent.unread.pop((op.buffer, 0), None)
+        agent.unread.pop(_stored_slot(op), None)
 
     # -- additions in turn
 
@@ -747,7 +754,7 @@ class _Machine(TmemRules):
 
     def store_wait(self, agent, op) -> None:
         done = max(0, len(agent.store_groups) - op.pending.value)
-        agent.drained |= {store.buffer for group in agent.store_groups[:done] for store in group}
+        agent.drained |= {_stored_slot(store) for group in agent.store_groups[:done] for store in group}
         agent.store_groups = agent.store_groups[done:]
         if op.complete.value:
             agent.incomplete = [store for group in agent.store_groups for store in group]
@@ -762,7 +769,7 @@ class _Machine(TmemRules):
         agent.synced |= agent.fenced
         agent.group_barriers += 1
         agent.turn_known_to, agent.adding = "", False
-        agent.drained, agent.unsynced = set(), []
+        agent.drained, agent.unsynced, agent.lanes_wrote = set(), [], False
 
     def _meet(self, agent, op, key, need):
         waiting = self.barriers.setdefault(key, [0, 0])  # arrivals of this generation, generation
@@ -797,6 +804,11 @@ class _Machine(TmemRules):
         agent.has_turn = False
         groups = len(self.fellows(agent))
         self._arrive(self.barriers.setdefault((op.id.value + (agent.group + 1) % groups, "turn"), [0, 0]), 2)
+
+
+def _stored_slot(store) -> tuple:
+    """(buffer, slot) that a TMA store reads."""
+    return store.buffer, store.slot.value
 
 
 def fragments_touched(op) -> tuple[set, set]:

@@ -9,6 +9,7 @@ arrival signals, the stores and loads that the thread has waited for (PTX ISA 9.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..ir import warp_tmem
@@ -98,17 +99,43 @@ class TmemRules:
     def tcgen05_mma(self, agent, op) -> None:
         for buffer, state in ((op.a, op.a_state), (op.b, op.b_state)):
             if space_of(buffer.type) == "smem":
-                self.read_slot(agent, op, buffer, state)
+                if state is None:
+                    self._read_operand(agent, op, buffer)
+                else:
+                    self.read_slot(agent, op, buffer, state)
                 self.mma_reads[agent, buffer] = self.tick(agent)
         if space_of(op.a.type) == "tmem":
             self.columns(agent, op, op.a, op.block.value, reads=True, writes=False)
         self.columns(agent, op, op.acc, op.block.value, reads=op.accumulate.value, writes=True)
 
-    def check_mma_reads(self, agent, op, buffer) -> None:
+    def write_operand(self, agent, op) -> None:
+        """Threads write a buffer that MMAs may read."""
+        self.check_mma_reads(agent, op, op.buffer, "a buffer")
+        self.operand_writes.setdefault(op.buffer, {})[agent] = math.inf
+        agent.lanes_wrote = agent.lanes_wrote or op.buffer in self.program.mma_operands
+
+    def fence_operands(self, agent) -> None:
+        for writes in self.operand_writes.values():
+            if writes.get(agent) == math.inf:
+                writes[agent] = self.tick(agent)
+
+    def _read_operand(self, agent, op, buffer) -> None:
+        writes = self.operand_writes.get(buffer)
+        if not writes:
+            raise op_diagnostic(op, "reads a buffer that nothing was written to", why="no load and no thread fills it",
+                                fix="write it first: warp.store_shared")
+        for writer, number in writes.items():
+            writer.unread.pop((buffer, 0), None)
+            if agent.clock.get(writer, 0) < number:
+                raise op_diagnostic(op, f"reads a buffer that the writes of role {writer.name} have not reached",
+                                    why="writes of threads reach MMAs by a fence and a pipe that is filled behind it",
+                                    fix="put warp.fence_async after the write, and wait for a pipe that its role fills after that")
+
+    def check_mma_reads(self, agent, op, buffer, what: str = "bytes of another buffer") -> None:
         """Before bytes of `buffer` are overwritten."""
         for (reader, read), number in self.mma_reads.items():
             if read == buffer and agent.clock.get(reader, 0) < number:
-                raise op_diagnostic(op, "overwrites bytes of another buffer that may still be read",
+                raise op_diagnostic(op, f"overwrites {what} that may still be read",
                                     why=f"MMAs of role {reader.name} read it, and nothing orders the two",
                                     fix="wait for a pipe that their commit fills")
 
@@ -124,6 +151,9 @@ class TmemRules:
         if agent.stores:
             raise op_diagnostic(op, "signals before what its role stored to tensor memory is there", why="stores are asynchronous",
                                 fix='put warp.tmem_wait {kind = "store"} before it')
+        if agent.lanes_wrote:
+            raise op_diagnostic(op, "signals before all lanes have written to shared memory", why="one lane arrives for its warp",
+                                fix="put warp.sync_warp before it")
         if agent.loading:
             raise op_diagnostic(op, "signals before what its role loads from tensor memory is read", why="loads are asynchronous",
                                 fix='put warp.tmem_wait {kind = "load"} before it')
@@ -166,6 +196,11 @@ class TmemRules:
 
     def tmem_map(self, agent, op) -> None:
         self.touch_fragments(agent, op, *tmem_fragments_touched(op))
+        if op.rows and not len(op.states):
+            raise op_diagnostic(op, "has no pipe", why="nobody says that its column values have come", fix="run warp-insert-barriers")
+        for buffer, state in zip(op.rows, op.states, strict=True):
+            agent.unsynced.append(self._check_slot(agent, op, buffer, state))
+            self.last_read[agent, buffer] = self.epoch.get(agent, 0)
         for region in op.inputs:
             if space_of(region.type) == "tmem":
                 self._own_stores(agent, op, region)

@@ -6,6 +6,10 @@ to tensor memory, and the 16-bit tiles computed here for operand A, together wit
 scale them in place; what else reads a result reads a copy in registers. A result that one map alone reads, after the loop as a rule, is
 read by it directly, a few columns at a time. Where the tiles lie is open until `tile-alias-tmem`: column -1.
 
+An MMA whose operand A comes to lie there is put right behind it: the sooner it is issued, the sooner its columns are free. What other CTAs
+add to too (dQ) is read by threads of its own and added through a few columns of shared memory; the tile that an MMA reads across (dS) has
+one copy, as one thread issues all MMAs and the accesses to it alternate.
+
 A target that sums in registers is left alone.
 
 Before:  %s = "tile.mma"(%q, %k) ... -> tensor<256x128xf32, #tile.reg>       %pc = "tile.map"(%p) ... -> tensor<256x128xbf16, #tile.reg>
@@ -22,6 +26,9 @@ from ..ir.mlir import ir
 from ..ir.tile import space_of, tile_type
 from ._tile_map import emit_map, operations_in
 from .registry import register_pass
+
+_SPANS = (32, 16, 8)  # f32 columns of 128, 64, 32 bytes: what one TMA box takes of a row
+_STAGES = 2  # parts in shared memory: one is written while the other is added
 
 
 @register_pass("tile-accumulate-in-tmem")
@@ -40,6 +47,12 @@ def tile_accumulate_in_tmem(module: ir.Module) -> None:
     for op in products:
         if space_of(op.a.type) == "reg":
             _move_operand(op)
+            _put_behind(op)
+        elif isinstance(op.a.owner.opview, tile.ToSharedOp):
+            op.a.owner.attributes["buffers"] = _i64(1)
+    for op in operations:
+        if isinstance(op, tile.GlobalAddOp) and isinstance(getattr(op.x.owner, "opview", None), tile.ToSharedOp):
+            _stage(op)
 
 
 def _in_tmem(kind):
@@ -111,8 +124,36 @@ def _move_operand(op) -> None:
     if only_here:
         a.set_type(_in_tmem(a.type))
         return
-    with ir.InsertionPoint(op), op.location:
+    at = ir.InsertionPoint(op) if isinstance(owner, ir.Block) or owner.parent != op.operation.parent else ir.InsertionPoint.after(owner)
+    with at, op.location:
         copy = emit_map([a], _in_tmem(a.type), lambda x, row, column: x)
     for number, operand in enumerate(op.operation.operands):
         if operand == a:
             op.operation.operands[number] = copy
+
+
+def _put_behind(op) -> None:
+    """Move an MMA up to where its last operand is computed; what reads its result stands further down."""
+    block = list(op.operation.block.operations)
+    position = {other.operation: n for n, other in enumerate(block)}
+    first = max(position.get(v.owner, -1) if not isinstance(v.owner, ir.Block) else -1 for v in op.operation.operands)
+    if first >= 0 and first + 1 < position[op.operation]:
+        op.operation.move_after(block[first].operation)
+
+
+def _stage(add) -> None:
+    """Add what an MMA summed from registers, through columns of shared memory as wide as a TMA box."""
+    copy = add.x.owner.opview
+    if space_of(copy.x.type) != "reg" or len(list(copy.out.uses)) != 1:
+        return
+    width = copy.x.type.shape[1]
+    part = next(span for span in _SPANS if width % span == 0)
+    copies = _i64(min(_STAGES, width // part))
+    with ir.InsertionPoint(add), add.location:
+        tile.GlobalAddOp(x=copy.x, target=add.target, coords=list(add.coords), dims=add.dims, staged=_i64(part), buffers=copies)
+    add.operation.erase()
+    copy.operation.erase()
+
+
+def _i64(number: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)

@@ -22,6 +22,7 @@ Run after tile-pipeline and tile-lpt-grid. Source: CUTLASS's persistent tile sch
 from .. import targets
 from ..ir import tile
 from ..ir.mlir import arith, ir, scf
+from . import shared_room
 from ._tile_map import operations_in
 from .registry import register_pass
 
@@ -36,7 +37,7 @@ def tile_persistent(module: ir.Module, *, blocks: int = 64) -> None:
         place = next((op for op in kernel.body.blocks[0].operations if isinstance(op, tile.ProgramIdOp)), None)
         loops = [op for op in operations_in(kernel) if op.operation.name == "scf.for"]
         loop = loops[0] if loops else None
-        if place is None or loop is None or _shared_bytes(kernel) > target.smem_bytes:
+        if place is None or loop is None or shared_room.whole(kernel) > target.smem_bytes:
             continue
         if list(loop.operation.operands)[0].owner == place.operation:
             continue  # it walks through tiles already
@@ -45,16 +46,6 @@ def tile_persistent(module: ir.Module, *, blocks: int = 64) -> None:
             continue  # CTAs of a cluster work on neighbouring tiles, and a queue gives out any
         _walk_tiles(kernel, place, alike)
         _launch_few(launch, kernel, loop, blocks, None if alike else _add_queue(launch))
-
-
-def _shared_bytes(kernel) -> int:
-    """Buffers of all tiles, none over another, and a kilobyte of barriers."""
-    total = 1024
-    for op in operations_in(kernel):
-        if isinstance(op, (tile.LoadOp, tile.ToSharedOp)):
-            rows, columns = op.out.type.shape
-            total += op.buffers.value * rows * columns * op.out.type.element_type.width // 8
-    return total
 
 
 def _walk_tiles(kernel, place, alike: bool) -> None:

@@ -67,6 +67,11 @@ class Links:
         block = role.body.blocks[0]
         issues = warp_tmem.issues_mmas(role)
         stores = any(_writes_tmem(op) for op in _walk(block))
+        shared = [op for op in _walk(block) if isinstance(op, warp.StoreSharedOp) and op.buffer in self._operands()]
+        behind_writes = {op for op in map(_next_signal, shared) if op is not None}
+        for op in shared:
+            with ir.InsertionPoint.after(op.operation):
+                warp.FenceAsyncOp(loc=op.location)
         for op in list(_walk(block)):
             if isinstance(op, warp_tmem.TmemLoadOp):
                 with ir.InsertionPoint.after(op.operation):
@@ -87,8 +92,15 @@ class Links:
                 else:
                     if stores:
                         warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"))
+                    if op in behind_writes:
+                        warp.SyncWarpOp()
                     warp_tmem.ArriveOp(state=state)
             op.operation.erase()
+
+    def _operands(self) -> set:
+        """Buffers that tcgen05 MMAs read."""
+        mmas = [op for role in self.roles for op in _walk(role.body.blocks[0]) if isinstance(op, warp_tmem.Tcgen05MmaOp)]
+        return {value for op in mmas for value in (op.a, op.b)}
 
     def _state(self, states: dict, block, op, waits: bool):
         key = (op.link, op.group.value if op.group is not None else None, waits)
@@ -136,7 +148,8 @@ class Issuer(_Consumer):
             with ir.InsertionPoint(elect.body.blocks.append()):
                 warp_tmem.Tcgen05MmaOp(
                     acc=op.acc, a=op.a, b=op.b, a_state=state.get(op.a), b_state=state.get(op.b),
-                    block=op.block, transpose_b=op.transpose_b, accumulate=op.accumulate, ctas=op.attributes.get("ctas"),
+                    block=op.block, transpose_a=op.transpose_a, transpose_b=op.transpose_b, accumulate=op.accumulate,
+                    ctas=op.attributes.get("ctas"),
                 )  # fmt: skip
             self._give_back(last, op)
         op.operation.erase()
@@ -168,6 +181,12 @@ def _elect_before(op):
     elect = warp.ElectOp(scope=ir.StringAttr.get("warp"), loc=op.location)
     elect.body.blocks.append()
     return elect
+
+
+def _next_signal(op):
+    """The first signal behind an operation, in its block."""
+    behind = [other for other in op.operation.block.operations if op.operation.is_before_in_block(other.operation)]
+    return next((other for other in behind if isinstance(other, warp_tmem.SignalOp)), None)
 
 
 def _writes_tmem(op) -> bool:

@@ -1,4 +1,5 @@
-"""Roles of a kernel whose MMAs sum into tensor memory: a warp that loads, one that issues MMAs, and compute warpgroups of 128 rows each.
+"""Roles of a kernel whose MMAs sum into tensor memory: a warp that loads, one that issues MMAs, and compute warpgroups of 128 rows each;
+where tiles are added to global memory through shared memory, a warpgroup for that (`streams.py`).
 
 The rest of `warp-specialize` for such kernels; it decides by where the tiles lie. One thread issues all MMAs, of row block after row block:
 while one's scores are exponentiated, the other's products are formed. Compute warpgroups read and write tensor memory a row a thread; maps
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 from ..ir import tile, warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import arith, ir
 from ..ir.tile import column_of, space_of
-from . import handoffs, tmem_tiles
-from .warp_specialize import _RULES, _clone, _i64, _Kernel, _location_of, _Role, _walk, is_load, is_row
+from . import fragments, handoffs, tmem_tiles
+from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
+from .warp_specialize import _RULES, _clone, _i64, _index, _is_staged, _Kernel, _location_of, _Role, _walk, is_load, is_row
 
-LOAD, MMA, COMPUTE = "load", "mma", "compute"
+_REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
 _ISSUE_REGISTERS = 48  # of the warpgroup whose warps only issue copies and MMAs
 _CHUNK = 32  # columns that a map takes of tensor memory at a time
 _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
@@ -30,11 +32,11 @@ def is_mma(op) -> bool:
 
 
 def computes(op) -> bool:
-    return type(op) in _RULES and not is_load(op) and not is_mma(op)
+    return type(op) in _RULES and stream_of(op) == COMPUTE
 
 
-def role_of(op) -> str:
-    return LOAD if is_load(op) else MMA if is_mma(op) else COMPUTE
+def reduces(op) -> bool:
+    return type(op) in _RULES and stream_of(op) == REDUCE
 
 
 class TmemKernel(_Kernel):
@@ -46,10 +48,11 @@ class TmemKernel(_Kernel):
     def __init__(self, kernel, target):
         super().__init__(kernel, target)
         self.ctas = _check_ctas([op for op in self.all_ops if is_mma(op)])
+        self.reduced = fragments.assign(kernel, reduces)
         for op in self.all_ops:
             _check(op)
         tmem_tiles.check(kernel, target)
-        self.links = handoffs.find(kernel, role_of)
+        self.links = handoffs.find(kernel, stream_of)
         self.regions = {}  # value in tensor memory -> warp.tmem
 
     def _count_warpgroups(self) -> int:
@@ -63,8 +66,17 @@ class TmemKernel(_Kernel):
             )
         return next(iter(rows)) // self.group_rows
 
+    def fragments_of(self, keep):
+        return self.reduced if keep is reduces else self.fragments
+
+    def _reduces(self) -> bool:
+        return any(reduces(op) for op in self.all_ops)
+
+    def _threads(self) -> int:
+        return super()._threads() + 128 * self._reduces()
+
     def _budgets(self) -> tuple[int, int]:
-        share = (self.target.registers // 128 - _ISSUE_REGISTERS) // self.warpgroups
+        share = (self.target.registers // 128 - _ISSUE_REGISTERS - _REDUCE_REGISTERS * self._reduces()) // self.warpgroups
         return min(share // self.target.register_step * self.target.register_step, 240), _ISSUE_REGISTERS
 
     def _emit_roles(self) -> None:
@@ -88,6 +100,8 @@ class TmemKernel(_Kernel):
         self._tmem_role(LOAD, 0, 1, self.load_registers, is_load)
         self._tmem_role(MMA, 1, 3, self.load_registers, is_mma)
         self._tmem_role(COMPUTE, 4, 4 * self.warpgroups, self.compute_registers, computes)
+        if self._reduces():
+            self._tmem_role(REDUCE, 4 + 4 * self.warpgroups, 4, _REDUCE_REGISTERS, reduces)
         warp_tmem.TmemFreeOp(memory=memory)
 
     def pair(self):
@@ -119,7 +133,7 @@ class _TmemRole(_Role):
         self.name = name
 
     def holds_fragments(self) -> bool:
-        return self.keep is computes
+        return self.keep in (computes, reduces)
 
     def emit_op(self, op, env) -> None:
         self._await(op, self.groups)
@@ -158,13 +172,21 @@ class _TmemRole(_Role):
         return self.kernel.regions[value] if space_of(value.type) == "tmem" else self._input(value)
 
     def map(self, op, env) -> None:
-        if not any(space_of(v.type) == "tmem" for v in [op.out, *op.inputs]):
+        """Column values are read a few at a time too, as a thread has a whole row; where a condition guards them, before it."""
+        rows = any(map(is_row, op.inputs)) and op.cond is None
+        if not rows and not any(space_of(v.type) == "tmem" for v in [op.out, *op.inputs]):
             super().map(op, env)
             return
         for value in op.inputs:
-            if is_row(value):
+            if is_row(value) and not rows:
                 self._load_columns(op, value, env)
         self._map_where(op, env, self._tmem_map)
+
+    def _source(self, op, value):
+        if is_row(value) and op.cond is None:
+            self._require_load(op, value)
+            return self.kernel.buffers[value]
+        return self.storage(value)
 
     def _tmem_map(self, op, env) -> None:
         source = op.body.blocks[0]
@@ -173,8 +195,9 @@ class _TmemRole(_Role):
             warp_tmem.TmemLoadOp(target=self.fragment(op.out), source=self.storage(op.inputs[0]), loc=op.location)
             return
         new = warp_tmem.TmemMapOp(
-            target=self.storage(op.out), inputs=[self.storage(v) for v in op.inputs], columns=_i64(_CHUNK), loc=op.location
-        )
+            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=_i64(_CHUNK),
+            reader=self._reader(op, *[v for v in op.inputs if is_row(v)]), loc=op.location,
+        )  # fmt: skip
         block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
         inner = dict(env)
         inner.update(zip(source.arguments, block.arguments, strict=True))
@@ -182,11 +205,29 @@ class _TmemRole(_Role):
             for body_op in source.operations:
                 _clone(body_op, inner)
 
+    def global_add(self, op, env) -> None:
+        """Part after part, in the slots in turn."""
+        if not _is_staged(op):
+            super().global_add(op, env)
+            return
+        width, part, slots = op.x.type.shape[1], op.staged.value, op.buffers.value
+        *others, column = self.scalars(op.coords, env)
+        for number, first in enumerate(range(0, width, part)):
+            with op.location:
+                slot = _index(number % slots) if slots > 1 else None
+                at = arith.AddIOp(column, _index(first)).result if first else column
+            buffer = self.kernel.buffers[op]
+            warp.StoreSharedOp(buffer=buffer, source=self.fragment(op.x), slot=slot, first=_i64(first), loc=op.location)
+            warp.TmaStoreOp(
+                map=self.kernel.maps[op], buffer=buffer, coords=[*others, at], row=_i64(list(op.dims)[0]), add=ir.BoolAttr.get(True),
+                slot=_i64(number % slots), loc=op.location,
+            )  # fmt: skip
+
     def splat(self, op, env) -> None:
         if space_of(op.out.type) != "tmem":
             super().splat(op, env)
             return
-        new = warp_tmem.TmemMapOp(target=self.storage(op.out), inputs=[], columns=_i64(_CHUNK), loc=op.location)
+        new = warp_tmem.TmemMapOp(target=self.storage(op.out), inputs=[], states=[], columns=_i64(_CHUNK), loc=op.location)
         index = ir.IndexType.get()
         block = new.body.blocks.append(index, index, arg_locs=[op.location] * 2)
         with ir.InsertionPoint(block), op.location:
@@ -220,6 +261,7 @@ class _Issuer(_TmemRole):
             a_state=None,
             b_state=None,
             block=group,
+            transpose_a=op.transpose_a,
             transpose_b=op.transpose_b,
             reader=self._reader(op, op.a, op.b),
             ctas=self.kernel.pair(),
@@ -250,13 +292,15 @@ def _check(op) -> None:
                                 fix="run tile-accumulate-in-tmem")
         if op.acc is not None and op.acc.type != op.out.type:
             raise op_diagnostic(op, f"sums {op.acc.type} into {op.out.type}", why="it sums in place", fix="give both the same column")
-        if op.transpose_a.value:
-            raise op_diagnostic(op, "reads a transposed", why="tcgen05 MMAs of transposed a are not emitted yet")
         for name, value in (("a", op.a), ("b", op.b)):
-            if space_of(value.type) == "smem" and not isinstance(getattr(value.owner, "opview", None), tile.LoadOp):
-                why = "only loaded tiles are handed to MMAs so far"
-                raise op_diagnostic(op, f"reads {name} from shared memory that this CTA wrote", why=why)
-    if isinstance(op, tile.FromSharedOp) or (isinstance(op, tile.GlobalAddOp) and op.x.type.rank == 2):
+            made = getattr(value.owner, "opview", None)
+            if isinstance(made, tile.ToSharedOp) and made.buffers.value > 1:
+                raise op_diagnostic(op, f"reads {name}, which has {made.buffers.value} buffers",
+                                    why="the role that writes it and the one that issues MMAs take turns at one", fix="give it buffers = 1")
+            if op.out.type.shape[0] > warp_tmem.LANES and isinstance(made, tile.ToSharedOp):
+                raise op_diagnostic(op, f"reads {name} from shared memory that this CTA wrote, for {op.out.type.shape[0]} rows",
+                                    why="row blocks would wait for each other", fix=f"use tiles of {warp_tmem.LANES} rows")
+    if isinstance(op, tile.FromSharedOp) or (isinstance(op, tile.GlobalAddOp) and op.x.type.rank == 2 and not _is_staged(op)):
         raise op_diagnostic(op, "has no form for one row a thread yet", why="tensor memory is read a lane a row")
     if isinstance(op, tile.VoteAnyOp) and op.rows.value != 32:
         raise op_diagnostic(op, f"votes over {op.rows.value} rows", why="a warp holds 32 rows, one a lane", fix="give it rows = 32")

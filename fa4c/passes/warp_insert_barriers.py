@@ -236,6 +236,7 @@ class _Consumer:
         self.adds_from_registers = any(isinstance(op, warp.GlobalAddOp) for op in _walk(role.body.blocks[0]))
         self.tma_stored = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
         self.stored = False  # whether TMA stores of this role may be under way
+        self.stores_since = {op: _stores_since(op) for op in _walk(role.body.blocks[0]) if isinstance(op, warp.StoreSharedOp)}
 
     def run(self) -> None:
         block = self.role.body.blocks[0]
@@ -316,6 +317,8 @@ class _Consumer:
             self._wgmma(op, last)
         elif isinstance(op, _PLAIN_READS):
             self._plain_read(op, last)
+        elif isinstance(op, warp_tmem.TmemMapOp) and op.rows:
+            self._map_rows(op, last)
         elif isinstance(op, warp.StoreSharedOp):
             self._touch(op, reads={op.source}, writes=set())
             self._store_shared(op)
@@ -394,6 +397,16 @@ class _Consumer:
                 self._release(last, op.location)
         op.operation.erase()
 
+    def _map_rows(self, op, last: list) -> None:
+        """A map reads column values from their slots itself, which are free behind it."""
+        self.unsynced |= set(op.rows)
+        states = [self.states[key] for value in op.rows for key in self._keys(op) if key[0] == value]
+        with ir.InsertionPoint(op), op.location:
+            new = warp_tmem.TmemMapOp(target=op.target, inputs=list(op.inputs), states=states, columns=op.columns)
+            op.body.blocks[0].append_to(new.body)
+            self._release(last, op.location)
+        op.operation.erase()
+
     def _pay(self, reads: set, loc) -> None:
         """Give back the slots of column values behind the operation that needs them: they may be loaded as late as there, which saves
         registers."""
@@ -442,13 +455,13 @@ class _Consumer:
                 self._retire(len(self.in_flight), op.location)
                 warp.BarrierOp(id=_i64(self.kernel.barrier_id(self.role, op, "role")), scope=ir.StringAttr.get("role"))
             if _level(op) and op.buffer in self.tma_stored:  # the last iteration's store may still read the buffer
-                self._wait_for_stores(op.location)
+                self._wait_for_stores(op.location, pending=self.stores_since[op])
                 self._warpgroup_barrier(op)
 
-    def _wait_for_stores(self, loc) -> None:
+    def _wait_for_stores(self, loc, pending: int = 0) -> None:
         elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"), loc=loc)
         with ir.InsertionPoint(elect.body.blocks.append()):
-            warp.StoreWaitOp(pending=_i64(0), loc=loc)
+            warp.StoreWaitOp(pending=_i64(pending), loc=loc)
 
     def _warpgroup_barrier(self, op) -> None:
         warp.BarrierOp(id=_i64(self.kernel.barrier_id(self.role, op, "warpgroup")), scope=ir.StringAttr.get("warpgroup"))
@@ -489,9 +502,22 @@ class _Consumer:
             self._warpgroup_barrier(op)
             elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"))
             with ir.InsertionPoint(elect.body.blocks.append()):
-                warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row, add=op.attributes.get("add"))
+                add, slot = op.attributes.get("add"), op.attributes.get("slot")
+                warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row, add=add, slot=slot)
                 warp.StoreCommitOp()
         op.operation.erase()
+
+
+def _stores_since(op) -> int:
+    """How many TMA stores of a buffer come between the one that reads the slot that `op` writes and `op`, where its block repeats."""
+    before, behind, passed = [], [], False
+    for other in op.operation.block.operations:
+        passed = passed or other.operation == op.operation
+        if isinstance(other, warp.TmaStoreOp) and other.buffer == op.buffer:
+            (behind if passed else before).append(other.slot.value)
+    if not behind:
+        return 0
+    return [*reversed(before), *reversed(behind)].index(behind[0])  # what is written here is what is stored next
 
 
 def _reads_within(op) -> set:
@@ -510,6 +536,8 @@ def _buffers_read(op) -> list:
         return [value for value in dict.fromkeys((op.a, op.b)) if space_of(value.type) == "smem"]
     if isinstance(op, warp.WgmmaOp):
         return buffers_read(op)
+    if isinstance(op, warp_tmem.TmemMapOp):
+        return op.rows
     return [op.buffer] if isinstance(op, _PLAIN_READS) else []
 
 

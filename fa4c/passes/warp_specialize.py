@@ -25,8 +25,7 @@ from ..ir.tile import space_of
 from . import fragments
 from .registry import register_pass
 from .schedule import body_slots, is_scalar_op
-
-BARRIER_BYTES = 1024  # room for mbarriers at the start of shared memory; buffers need 1024-byte alignment anyway
+from .shared_room import BARRIER_BYTES
 
 
 @register_pass("warp-specialize")
@@ -74,6 +73,10 @@ class _Kernel:
         self.maps = {}
         self.buffers = {}  # smem tile -> warp.buffer
 
+    def fragments_of(self, keep):
+        """The fragments of a role's register tiles."""
+        return self.fragments
+
     def _count_warpgroups(self) -> int:
         rows = {value.type.shape[0] for op in self.all_ops for value in op.operation.results if fragments.is_register(value)}
         if not rows:
@@ -90,8 +93,11 @@ class _Kernel:
     def _budgets(self) -> tuple[int, int]:
         return _register_budgets(self.target, self.warpgroups, any(isinstance(op, tile.MmaOp) for op in self.all_ops))
 
+    def _threads(self) -> int:
+        return 128 * (1 + self.warpgroups)
+
     def build(self) -> None:
-        threads = 128 * (1 + self.warpgroups)
+        threads = self._threads()
         if threads > self.target.max_threads_per_cta:
             raise op_diagnostic(
                 self.kernel,
@@ -108,9 +114,10 @@ class _Kernel:
             for op in self.body.operations:
                 if is_scalar_op(op):
                     _clone(op, self.scalars)
-            for value, (offset, stages, swizzle) in self.placed.items():
-                kind = tile.tile_type([stages, *value.type.shape], value.type.element_type, "smem")
-                self.buffers[value] = warp.BufferOp(offset=_i64(offset), swizzle=_i64(swizzle), out=kind, loc=value.owner.location).out
+            for key, (offset, stages, swizzle) in self.placed.items():
+                part, loc = (_part_of(key), key.location) if _is_staged(key) else (key.type, key.owner.location)
+                kind = tile.tile_type([stages, *part.shape], part.element_type, "smem")
+                self.buffers[key] = warp.BufferOp(offset=_i64(offset), swizzle=_i64(swizzle), out=kind, loc=loc).out
             self._make_tensor_maps()
             self._emit_roles()
 
@@ -125,10 +132,17 @@ class _Kernel:
         return max((warp.column_shares(result.type, self.warpgroups) for result in results), default=1)
 
     def _place_buffers(self) -> int:
-        """Byte offsets of all smem tiles: (offset, stages, swizzle). What is written last may lie over what was loaded once, if it must."""
+        """Byte offsets of all smem tiles: (offset, stages, swizzle); of a staged addition, under the operation itself. What is written last
+        may lie over what was loaded once, if it must.
+        """
         tiles = [(op, op.out) for op in self.all_ops if isinstance(op, (tile.LoadOp, tile.ToSharedOp))]
         tiles.sort(key=lambda pair: is_row(pair[1]))  # rows last: they need less alignment than what would come behind them
         self.placed, at = {}, BARRIER_BYTES
+        for op in self.all_ops:
+            if _is_staged(op):
+                part = _part_of(op)
+                self.placed[op] = (at, op.buffers.value, _swizzle(op, part, self.target, 1))
+                at += -(-op.buffers.value * _bytes(part) // 1024) * 1024
         loaded_once = []
         for op, value in tiles:
             stages = op.buffers.value
@@ -149,7 +163,7 @@ class _Kernel:
             raise op_diagnostic(
                 self.kernel,
                 f"needs {at} bytes of shared memory, but a CTA has {self.target.smem_bytes}",
-                why="; ".join(f"{v.type} x {s}" for v, (_, s, _) in self.placed.items()),
+                why="; ".join(f"{_part_of(v) if _is_staged(v) else v.type} x {s}" for v, (_, s, _) in self.placed.items()),
                 fix="use smaller blocks or fewer buffers",
             )
         return at
@@ -167,6 +181,8 @@ class _Kernel:
             elif isinstance(op, _STORES) and space_of(_stored(op).type) == "smem":
                 self._check_stored(op, _stored(op))
                 self._tensor_map(op, op.target, _stored(op).type, self.group_rows)
+            elif _is_staged(op):
+                self._tensor_map(op, op.target, _part_of(op), self.group_rows)
 
     def _check_stored(self, op, value) -> None:
         rows, copies = value.type.shape[0], self.placed[value][1]
@@ -179,7 +195,7 @@ class _Kernel:
                                 fix="remove `buffers`")
 
     def _tensor_map(self, op, tensor, kind, rows) -> None:
-        swizzle = self.placed[op.out if isinstance(op, tile.LoadOp) else _stored(op)][2]
+        swizzle = self.placed[op.out if isinstance(op, tile.LoadOp) else op if _is_staged(op) else _stored(op)][2]
         box = [1] * tensor.type.rank
         box[list(op.dims)[0]] = rows
         box[list(op.dims)[-1]] = swizzle * 8 // warp.bits_of(kind.element_type) if swizzle else kind.shape[1]
@@ -214,12 +230,14 @@ class _Role:
 
     def __init__(self, kernel: _Kernel, keep):
         self.kernel, self.keep = kernel, keep
+        self.fragments = kernel.fragments_of(keep)
         self.fragment_ops = {}
         if self.holds_fragments():
-            for home in dict.fromkeys(kernel.fragments.home.values()):
+            for home in dict.fromkeys(self.fragments.home.values()):
                 self.fragment_ops[home] = warp.FragmentOp(out=home.type, loc=_location_of(home, kernel.kernel)).out
+            read = {value for op in kernel.all_ops if keep(op) for value in op.operation.operands}
             for op in kernel.all_ops:
-                if isinstance(op, tile.LoadOp) and is_row(op.out):
+                if isinstance(op, tile.LoadOp) and is_row(op.out) and op.out in read:
                     kind = tile.tile_type(op.out.type.shape, op.out.type.element_type, "reg")
                     self.fragment_ops[op.out] = warp.FragmentOp(out=kind, loc=op.location).out
         self.readers = {}  # (operation, buffer's tile) -> number of its stage among those that read the tile
@@ -229,7 +247,7 @@ class _Role:
         return self.keep is is_compute
 
     def fragment(self, value):
-        return self.fragment_ops[self.kernel.fragments.home[value]]
+        return self.fragment_ops[self.fragments.home[value]]
 
     def emit_block(self, block, env) -> None:
         for op in block.operations:
@@ -377,7 +395,7 @@ class _Role:
                 self.copy(argument, value, op.location)
 
     def copy(self, target, source, loc) -> None:
-        if not self.kernel.fragments.same(target, source):
+        if target in self.fragments.home and not self.fragments.same(target, source):
             warp.CopyOp(target=self.fragment(target), source=self.fragment(source), loc=loc)
 
     # -- scalars
@@ -587,6 +605,9 @@ class _Role:
         if space_of(op.x.type) == "smem":
             self._tma_store(op, op.x, coords, add=True)
             return
+        if _is_staged(op):
+            raise op_diagnostic(op, "stages what lies in quads of lanes", why="parts of columns are stored a row a thread so far",
+                                fix='put all of it into shared memory: "tile.to_shared"')
         warp.GlobalAddOp(
             source=self.fragment(op.x), target=self.kernel.scalars[op.target], coords=coords, dims=op.dims, vector=_i64(_vector(op)),
             loc=op.location,
@@ -639,6 +660,16 @@ _RULES = {
     tile.WaitCountOp: _Role.wait_count,
     tile.AddCountOp: _Role.add_count,
 }
+
+
+def _is_staged(op) -> bool:
+    """Whether it is an addition that goes through shared memory in parts."""
+    return isinstance(op, tile.GlobalAddOp) and op.staged is not None
+
+
+def _part_of(op):
+    """The type of one part of a staged addition."""
+    return tile.tile_type([op.x.type.shape[0], op.staged.value], op.x.type.element_type, "smem")
 
 
 def is_row(value) -> bool:

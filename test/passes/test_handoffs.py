@@ -12,7 +12,7 @@ from fa4c.ir.mlir import ir
 from fa4c.ir.tile import KernelOp
 from fa4c.passes import handoffs
 from fa4c.passes.registry import run_pipeline
-from fa4c.passes.tmem_roles import role_of
+from fa4c.passes.streams import stream_of
 
 
 def links(text: str) -> list[tuple]:
@@ -20,7 +20,7 @@ def links(text: str) -> list[tuple]:
     module = parse_module(text, "test.mlir", CONTEXT)
     with CONTEXT, ir.Location.unknown():
         kernel = next(op for op in module.body.operations if isinstance(op, KernelOp))
-        found = handoffs.find(kernel, role_of)
+        found = handoffs.find(kernel, stream_of)
         return [(x.source, x.sink, x.before.operation.name, x.after.operation.name, x.ahead) for x in found]
 
 

@@ -1,0 +1,38 @@
+"""Bytes of shared memory that a tile kernel asks for, before they have offsets."""
+
+from __future__ import annotations
+
+import math
+
+from ..ir import tile
+from ._tile_map import operations_in
+
+BARRIER_BYTES = 1024  # room for mbarriers at the start of shared memory; buffers need 1024-byte alignment anyway
+
+
+def bytes_of(op) -> int:
+    """Of one copy of what an operation keeps in shared memory; rows of column values start at multiples of 128 bytes."""
+    if isinstance(op, tile.GlobalAddOp):
+        return op.x.type.shape[0] * op.staged.value * 4
+    kind = op.out.type
+    size = math.prod(kind.shape) * kind.element_type.width // 8
+    return size if kind.shape[0] > 1 else -(-size // 128) * 128
+
+
+def whole(kernel) -> int:
+    """All copies of all tiles, none over another, and the barriers."""
+    return BARRIER_BYTES + sum(_all_copies(op) for op in operations_in(kernel))
+
+
+def at_least(kernel) -> int:
+    """The same without tiles that only a store reads, as they may lie over others."""
+    return whole(kernel) - sum(_all_copies(op) for op in operations_in(kernel) if isinstance(op, tile.ToSharedOp) and _only_stored(op))
+
+
+def _all_copies(op) -> int:
+    kept = isinstance(op, (tile.LoadOp, tile.ToSharedOp)) or (isinstance(op, tile.GlobalAddOp) and op.staged is not None)
+    return op.buffers.value * bytes_of(op) if kept else 0
+
+
+def _only_stored(op) -> bool:
+    return all(isinstance(use.owner.operation.opview, tile.StoreOp) for use in op.out.uses)
