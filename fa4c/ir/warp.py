@@ -608,8 +608,9 @@ class CopyOp(Operation, name="copy"):
 class WgmmaFenceOp(Operation, name="wgmma_fence"):
     """Register writes before come before the reads of the next wgmma.
 
-    `fragments`: those of 16-bit elements that were read otherwise too. The compiler behind may pack a pair of elements into a register
-    again for each reader, for a wgmma behind this fence; naming them here keeps the packed registers.
+    `fragments`: those that others read too. The compiler behind may pack a pair of 16-bit elements into a register again for each reader,
+    and puts off the reading of an f32 element, whose copy it then makes for the wgmma that overwrites it; both behind this fence. Naming
+    them here keeps their registers.
     """
 
     fragments: Sequence[ext.Operand[Any]]
@@ -618,8 +619,8 @@ class WgmmaFenceOp(Operation, name="wgmma_fence"):
         for value in self.fragments:
             if not _is_fragment(self, "a fragment", value):
                 return False
-            if value.type.rank != 2 or bits_of(value.type.element_type) != 16:
-                return op_error(self, f"keeps {value.type} packed", why="pairs of 16-bit elements are packed into registers")
+            if value.type.rank != 2 or bits_of(value.type.element_type) not in (16, 32):
+                return op_error(self, f"keeps {value.type}", why="an MMA reads and writes tiles of 16-bit and f32 elements")
         return True
 
 

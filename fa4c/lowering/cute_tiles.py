@@ -391,10 +391,12 @@ class TileRules:
 
     def wgmma_fence(self, op) -> None:
         for value in op.fragments:
-            packed = self.names.fresh("packed")
-            self.top(f"{packed} = cute.recast_tensor({self.operand(value)}, Int32)")
-            with self.unrolled("r", self._elements(value.type) // 2) as r:
-                self.top(f'{packed}[{r}] = prims.inline_ptx("mov.b32 $0, $1;", write_only_types=[Int32], read_only_args=[{packed}[{r}]])')
+            kind, count, kept = "Float32", self._elements(value.type), self.operand(value)
+            if warp.bits_of(value.type.element_type) == 16:
+                kind, count, kept = "Int32", count // 2, self.names.fresh("packed")
+                self.top(f"{kept} = cute.recast_tensor({self.operand(value)}, Int32)")
+            with self.unrolled("r", count) as r:
+                self.top(f'{kept}[{r}] = prims.inline_ptx("mov.b32 $0, $1;", write_only_types=[{kind}], read_only_args=[{kept}[{r}]])')
         self.top("warpgroup.fence()")
 
     def wgmma_commit(self, op) -> None:

@@ -141,7 +141,7 @@ class Reverse:
         p = self.primal.tensor(op.p)
         self.primal.at(op)
         self.primal.at(op, "delta")
-        products = [] if dp is None else self._output_products(op.p) or [self._product(p, dp)]
+        products = [] if dp is None else (not self._is_summed_over_keys(op) and self._output_products(op.p)) or [self._product(p, dp)]
         self.primal.at(op, "delta")
         deltas = [self.graph.reduce(product) for product in products]
         gradients = [t for t in (dp, dlse) if t is not None]
@@ -157,6 +157,25 @@ class Reverse:
         self._toward(op, op.scores)
         ds = self.s.mul(self.s.mul(self.graph.elem(p), inner), self.s.const(op.scale.value))
         self.add(op.scores, self.graph.map(p.dims, ds, [p], self._axes(op.p)))
+
+    def _is_summed_over_keys(self, op) -> bool:
+        """Whether the gradient of a table is a sum of dS times something over whole rows.
+
+        An error of delta then counts with P's mean of that something (of distances, for a slope: hundreds), in every row. Stored outputs
+        are rounded, so delta is not taken from them.
+        """
+        tables, seen, stack = self._tables(), set(), [op.scores]
+        while stack:
+            value = stack.pop()
+            if isinstance(value.owner, ir.Block) or value in seen:
+                continue
+            seen.add(value)
+            stack += value.owner.operands
+            if value.owner.name == "attn.map":
+                expr = self.primal.expression(value.owner.opview)[1]
+                if any(node.op == "load" and node.attr in tables and "n" not in node.attr.dims for node in expr.below()):
+                    return True
+        return False
 
     def _product(self, x: Tensor, gradient: Tensor) -> Tensor:
         product = self.s.mul(self.s.wide(self._element(gradient)), self.s.wide(self._element(x)))

@@ -5,7 +5,8 @@ blocks of one dimension, the stationary one: that which most results of a kernel
 contribute: dQ where they own keys. Such sums are f32 numbers in memory, cast when all is there. What a CTA completes by itself stays in
 the main kernel; that includes dK and dV under grouped queries, as a CTA that owns keys visits all heads of the group.
 
-The kernels are functions of the module, run in order: NAME_preprocess, NAME_main, NAME_postprocess, each only where there is something for
+The kernels are functions of the module, run in order: NAME_preprocess, NAME_rows (sums over a row of scores that the scores of that row are
+made of: delta as the row sum of P * dP), NAME_main, NAME_postprocess, each only where there is something for
 it; instead of NAME_main one for each `attn.kernel` among the results (`attn-split-backward`). A result with `attn.workspace` is an
 argument, by name, of a later function and no result of the whole. `attn.stationary` on a function says whose blocks its CTAs own.
 
@@ -66,7 +67,7 @@ class _Outline:
         self.stationary = {name: _most_common(group) if stationary == "auto" else stationary for name, group in self.groups.items()}
 
     def apply(self) -> None:
-        before, summed, main, final = self._values_before(), {}, {name: [] for name in self.groups}, []
+        before, rows, summed, main, final = self._values_before(), self._row_sums(), {}, {name: [] for name in self.groups}, []
         for name, group in self.groups.items():
             sums = []
             for value, tensor in group:
@@ -78,10 +79,10 @@ class _Outline:
                 sums.append((source, summed[source]))
                 final.append((value, replace(tensor, kernel=None)))
             main[name][:0] = sums
-        if not before and not final and len(self.groups) == 1:
+        if not before and not rows and not final and len(self.groups) == 1:
             return
-        parts = [_Part("_preprocess", {}, list(before.items()))]
-        parts += [_Part(f"_{name}", before, returned, self.stationary[name]) for name, returned in main.items()]
+        parts = [_Part("_preprocess", {}, list(before.items())), _Part("_rows", before, list(rows.items()), "m")]
+        parts += [_Part(f"_{name}", {**before, **rows}, returned, self.stationary[name]) for name, returned in main.items()]
         for dim in dict.fromkeys(_first_dim(tensor) for _, tensor in final):
             own = [(value, tensor) for value, tensor in final if _first_dim(tensor) == dim]
             parts.append(_Part("_postprocess" if len(own) == len(final) else f"_postprocess_{dim}", summed, own, dim))
@@ -126,6 +127,19 @@ class _Outline:
         ):
             return {}
         return {value: replace(self._workspace(value, self.known[value][1]), never=self._never(value)) for value in dict.fromkeys(read)}
+
+    def _row_sums(self) -> dict:
+        """Sums over the keys of a row of scores that scores are computed from: what needs the whole row, before the last block is done.
+        value -> workspace."""
+        read = [
+            operand
+            for operation in self.operations
+            if any(self._is_score(value) for value in operation.results)
+            for operand in operation.operands
+            if operand in self.scored and not self._is_score(operand) and operand in self.known
+        ]
+        sums = [value for value in dict.fromkeys(read) if self.known[value][0] == ("m",) and value.owner.name == "attn.reduce"]
+        return {value: self._workspace(value, self.known[value][1]) for value in sums}
 
     def _never(self, value) -> str | None:
         """An infinity that no element is."""

@@ -364,7 +364,8 @@ class _Consumer:
         keys = dict(self._keys(op))
         state = {buffer: self.states[buffer, reader] for buffer, reader in keys.items()}
         with ir.InsertionPoint(op), op.location:
-            warp.WgmmaFenceOp(fragments=list(a_fragment & self.reread))
+            overwritten = set() if op.accumulate.value else {op.acc}
+            warp.WgmmaFenceOp(fragments=list((a_fragment | overwritten) & self.reread))
             warp.WgmmaOp(
                 acc=op.acc,
                 a=op.a,

@@ -226,7 +226,7 @@ def guarded(artifact, semantics, inputs, rows_of) -> dict:
         if not (torch.isnan(buffer[:GUARD]).all() and torch.isnan(buffer[-GUARD:]).all()):
             notes.append(f"{name}: written outside")
     worst = max(rows, key=lambda r: r.ratio)
-    figures = {f"{r.tensor} {r.norm}": [r.err, r.limit] for r in rows}
+    figures = {f"{r.tensor} {r.norm}": [r.err, r.limit, *([r.cancelled] if r.cancelled else [])] for r in rows}
     return dict(
         ok=all(r.ok for r in rows) and not notes,
         ratio=finite(worst.ratio),

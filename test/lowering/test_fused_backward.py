@@ -77,7 +77,9 @@ def test_nothing_is_spilled(head_dim):
     assert re.search(r"cp\.reduce\.async\.bulk\.tensor\S*\.add", ptx)  # dQ
 
 
-@pytest.mark.parametrize("case", ["causal.mlir 64 m=70,n=140", "causal.mlir 128 m=150,n=200", "full.mlir 96 m=65,n=129"])
+@pytest.mark.parametrize(
+    "case", ["causal.mlir 64 m=70,n=140", "causal.mlir 128 m=150,n=200", "full.mlir 96 m=65,n=129", "alibi.mlir 128 m=70,n=140"]
+)
 def test_on_the_emulator(case, tmp_path, capsys):
     """Odd sizes, grouped heads; compared with autograd in float64. The emulator fails on any hazard."""
     example, head_dim, sizes = case.split()

@@ -81,6 +81,8 @@ func.func @plain(%q: tensor<?x64xbf16> {attn.name = "q", attn.axes = ["b", "hq"]
 // A captured scalar of each head: summed over keys, rows and, as it has no axis b, over the batch.
 // ALIBI-LABEL:   func.func @alibi_bwd
 // ALIBI-SAME:      tensor<f32> {attn.axes = ["hq"], attn.dims = [], attn.name = "dslopes"})
+// ALIBI:         %[[DELTA:.*]] = "attn.reduce"(%{{.*}}) {kind = "sum"} : (tensor<?x?xf32>) -> tensor<?xf32>
+// ALIBI:         "attn.map"({{.*}}%[[DELTA]]{{.*}})
 // ALIBI:         %[[ROWS:.*]] = "attn.reduce"(%{{.*}}) {kind = "sum"} : (tensor<?x?xf32>) -> tensor<?xf32>
 // ALIBI:         %[[ALL:.*]] = "attn.reduce"(%[[ROWS]]) {kind = "sum"} : (tensor<?xf32>) -> tensor<f32>
 // ALIBI:         return %{{.*}}, %{{.*}}, %{{.*}}, %[[ALL]]

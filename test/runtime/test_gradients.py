@@ -182,3 +182,15 @@ def test_the_scale_of_scores_counts():
     inputs = make_inputs(trees[0], SIZES[0])
     small, large = (check.cancelled(t, inputs, {"o": torch.ones(3)}, "q") for t in trees)
     assert math.isclose(large, 4 * small) and small > 0
+
+
+def test_the_scale_of_a_soft_cap_is_that_of_its_score():
+    """cap tanh(x scale / cap) has the derivative scale (1 - tanh^2): the cap cancels."""
+    score = [["x", 0], ["const", 0.125, "f32"], ["mul", 0, 1], ["const", 30.0, "f32"], ["div", 2, 3], ["tanh", 4], ["mul", 5, 3]]
+    plain = attention_tree(score=score[:3])
+    capped = attention_tree(score=score)
+    inputs = make_inputs(plain, SIZES[0])
+    one, other = (check.cancelled(t, inputs, {"o": torch.ones(3)}, "q") for t in (plain, capped))
+    assert math.isclose(one, other)
+    row = check.compare_tensor("dq", torch.ones(2), torch.ones(2), torch.ones(2), 2**-8, least=0.5)[0]
+    assert row.cancelled == 0.5 and row.limit == 0.5 and check.compare_tensor("dq", *[torch.ones(2)] * 3, 2**-8)[0].cancelled == 0
