@@ -119,10 +119,12 @@ def _store(op, mode):
 
 
 def _global_add(op, mode):
-    dims = list(op.dims)
+    dims, folded = list(op.dims), op.folded.value
 
     def compute(operands, outer):
         tile, target, *coords = operands
+        if folded:
+            tile = np.concatenate(np.split(tile, 2), axis=1)
         with np.errstate(all="ignore"):
             add_to_box(target, coords, dims, tile if dims else tile.sum(dtype=tile.dtype))
         return []
@@ -152,12 +154,14 @@ def _add_count(op, mode):
 
 
 def _mma(op, mode):
-    transpose_a, transpose_b = op.transpose_a.value, op.transpose_b.value
+    transpose_a, transpose_b, folded = op.transpose_a.value, op.transpose_b.value, op.folded.value
 
     def compute(operands, outer):
         a, b, *acc = operands
         with np.errstate(all="ignore"):
             product = (a.T if transpose_a else a) @ (b.T if transpose_b else b)
+            if folded:
+                product = np.concatenate(np.split(product, 2, axis=1))
             return [acc[0] + product if acc else product]
 
     return compute

@@ -374,7 +374,8 @@ class MmaOp(Scheduled, name="mma"):
     `b` is in shared memory; `a` in shared memory or registers (then it was computed here, and cannot be transposed).
 
     With `ctas` = 2 both CTAs of a pair form their products together: each has its own rows, in `a` and the result, and in `b` half of the
-    columns that both multiply by, the first CTA the left half.
+    columns that both multiply by, the first CTA the left half. `folded`, the right half of a CTA's result lies below the left half, in as
+    many rows again: so tensor memory holds the 64 rows that each CTA has of 128 (PTX ISA, data path layout B).
     """
 
     a: ext.Operand[Any]
@@ -383,6 +384,7 @@ class MmaOp(Scheduled, name="mma"):
     transpose_a: Any = optional(ir.BoolAttr, "false")
     transpose_b: Any = optional(ir.BoolAttr, "false")
     ctas: Any = optional(ir.IntegerAttr, "1 : i64")
+    folded: Any = optional(ir.BoolAttr, "false")
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -413,6 +415,8 @@ class MmaOp(Scheduled, name="mma"):
         if not _has_ctas(self):
             return False
         columns *= self.ctas.value
+        if self.folded.value:
+            rows, columns = 2 * rows, columns // 2
         want = f"{rows}x{columns}xf32"
         out = self.out.type
         if list(out.shape) != [rows, columns] or str(out.element_type) != "f32":
@@ -604,7 +608,8 @@ class GlobalAddOp(Scheduled, name="global_add"):
     shared memory asynchronously. With `staged`, from registers through `buffers` copies of that many columns each in shared memory.
 
     `dims` are the two dimensions of the target that rows and columns run along. A row vector has none: all its rows are added to the
-    one element at `coords`. CTAs add in any order, so that the last bits of a sum of three or more differ between runs.
+    one element at `coords`. CTAs add in any order, so that the last bits of a sum of three or more differ between runs. `folded`, the lower
+    half of the rows of x are the columns behind those of the upper half (see `tile.mma`).
     """
 
     x: ext.Operand[Any]
@@ -613,8 +618,11 @@ class GlobalAddOp(Scheduled, name="global_add"):
     dims: ir.DenseI64ArrayAttr
     staged: Any = optional(ir.IntegerAttr)
     buffers: Any = optional(ir.IntegerAttr, "1 : i64")
+    folded: Any = optional(ir.BoolAttr, "false")
 
     def verify_op(self) -> bool:
+        if self.folded.value and (self.x.type.rank != 2 or self.x.type.shape[0] % 2):
+            return op_error(self, f"unfolds {self.x.type}", why="half of its rows are columns", fix="remove folded")
         if not (_in_space(self, "x", self.x, "reg", "smem") and _in_space(self, "target", self.target, "gmem")):
             return False
         if not self._check_staged():
@@ -758,6 +766,8 @@ def _has_ctas(op) -> bool:
     """A product of a pair stands in a kernel whose CTAs run in pairs."""
     if op.ctas.value not in (1, 2):
         return op_error(op, f"has ctas = {op.ctas.value}", why="one CTA forms a product, or the two of a pair")
+    if op.folded.value and op.ctas.value == 1:
+        return op_error(op, "is folded, but formed by one CTA", why="only 64 rows of a pair's 128 take all lanes so", fix="remove folded")
     return op.ctas.value <= _cluster_around(op) or op_error(
         op, "is formed by a pair of CTAs, but none run together", fix="give its tile.kernel cluster = 2, or remove ctas"
     )

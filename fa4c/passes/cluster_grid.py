@@ -32,3 +32,29 @@ def run_together(kernel, launch, ctas: int) -> None:
         grid = [arith.muli(arith.ceildivsi(x, count), count), y, z]
         tile.LaunchOp(kernel=launch.kernel, grid=grid, tensors=list(launch.tensors), scalars=list(launch.scalars))
     launch.operation.erase()
+
+
+def distance(value, x) -> int | None:
+    """By how much a scalar is greater in the next CTA along x; None if that is not a constant number."""
+    if value == x:
+        return 1
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return 0 if isinstance(owner.owner.opview, tile.KernelOp) else None
+    if not len(owner.operands):
+        return 0
+    parts = [distance(operand, x) for operand in owner.operands]
+    if all(part == 0 for part in parts):
+        return 0
+    if None in parts or owner.name not in ("arith.addi", "arith.subi", "arith.muli"):
+        return None
+    if owner.name == "arith.muli":
+        factor = next((constant_of(o) for o, part in zip(owner.operands, parts, strict=True) if part == 0), None)
+        return None if factor is None else factor * sum(parts)
+    return parts[0] + parts[1] if owner.name == "arith.addi" else parts[0] - parts[1]
+
+
+def constant_of(value) -> int | None:
+    """The number that `arith.constant` gives."""
+    owner = value.owner
+    return owner.attributes["value"].value if not isinstance(owner, ir.Block) and owner.name == "arith.constant" else None

@@ -16,7 +16,7 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..ir import tile, warp
+from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import Scheduled, space_of
 from .modulo import Edge, Graph, Op
@@ -25,7 +25,7 @@ from .register_pressure import Version
 from .streams import stream_of
 
 _WRITES = (tile.StoreOp, tile.GlobalAddOp)
-_IN_BUFFERS = (tile.LoadOp, tile.ToSharedOp)
+_IN_BUFFERS = (tile.LoadOp, tile.ToSharedOp, tile_pair.ExchangeOp)
 
 
 def pipelined_loops(module) -> list:

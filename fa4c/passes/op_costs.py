@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from ..ir import tile
+from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
@@ -80,7 +80,7 @@ def _shares(op, target) -> tuple[int, int]:
 
 def product_clocks(op, target) -> float:
     """Clocks of the tensor cores of one SM; a pair of CTAs has those of two, for the rows of two."""
-    m, n = op.out.type.shape
+    m, n = op.out.type.shape  # folded or not
     return 2 * m * n * _depth(op) / target.mma_flops
 
 
@@ -90,7 +90,7 @@ def shared_bytes(op, target) -> int:
     if isinstance(op, tile.MmaOp):
         by_rows, by_columns = _shares(op, target)
         return _bytes(op.b.type) * by_rows + (_bytes(op.a.type) * by_columns if space_of(op.a.type) == "smem" else 0)
-    if isinstance(op, tile.ToSharedOp):
+    if isinstance(op, (tile.ToSharedOp, tile_pair.ExchangeOp)):
         return _bytes(op.x.type)
     if isinstance(op, (tile.StoreOp, tile.GlobalAddOp)):
         value = op.tile if isinstance(op, tile.StoreOp) else op.x
@@ -144,6 +144,12 @@ def _shared_copy(op, target) -> Cost:
     """Between registers and shared memory, either way."""
     clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)
     return Cost("smem", clocks, clocks, clocks)
+
+
+def _exchange(op, target) -> Cost:
+    """Half of the tile is written here, half to the peer, whose half comes in meanwhile."""
+    clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)
+    return Cost("smem", clocks, clocks, clocks + target.dsmem_exchange_clk)
 
 
 def unit_work(op, target) -> Counter:
@@ -201,7 +207,7 @@ _WORK = {tile.MapOp: _map_work, tile.ReduceOp: _reduce_work, tile.RescaleFactorO
 _RULES = {
     tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.GlobalAddOp: _global_add,
     tile.WaitCountOp: _count, tile.AddCountOp: _count, tile.ToSharedOp: _shared_copy,
-    tile.FromSharedOp: _shared_copy, **dict.fromkeys(_WORK, _elementwise_cost),
+    tile.FromSharedOp: _shared_copy, tile_pair.ExchangeOp: _exchange, **dict.fromkeys(_WORK, _elementwise_cost),
 }
 
 
