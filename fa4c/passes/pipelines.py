@@ -50,7 +50,8 @@ SM100A_BACKWARD = {
     "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
-    "tile": "tile-accumulate-in-tmem,tile-pipeline,tile-alias-tmem,tile-lpt-grid,tile-persistent",
+    "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-accumulate-in-tmem,tile-pipeline,tile-alias-tmem,"
+            "tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }

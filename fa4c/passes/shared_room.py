@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..ir import tile
+from ..ir import tile, tile_pair
 from ._tile_map import operations_in
 
 BARRIER_BYTES = 1024  # room for mbarriers at the start of shared memory; buffers need 1024-byte alignment anyway
@@ -30,7 +30,8 @@ def at_least(kernel) -> int:
 
 
 def _all_copies(op) -> int:
-    kept = isinstance(op, (tile.LoadOp, tile.ToSharedOp)) or (isinstance(op, tile.GlobalAddOp) and op.staged is not None)
+    in_buffers = isinstance(op, (tile.LoadOp, tile.ToSharedOp, tile_pair.ExchangeOp))
+    kept = in_buffers or (isinstance(op, tile.GlobalAddOp) and op.staged is not None)
     return op.buffers.value * bytes_of(op) if kept else 0
 
 

@@ -150,7 +150,10 @@ def _stage(add) -> None:
     part = next(span for span in _SPANS if width % span == 0)
     copies = _i64(min(_STAGES, width // part))
     with ir.InsertionPoint(add), add.location:
-        tile.GlobalAddOp(x=copy.x, target=add.target, coords=list(add.coords), dims=add.dims, staged=_i64(part), buffers=copies)
+        tile.GlobalAddOp(
+            x=copy.x, target=add.target, coords=list(add.coords), dims=add.dims, staged=_i64(part), buffers=copies,
+            folded=add.attributes.get("folded"),
+        )  # fmt: skip
     add.operation.erase()
     copy.operation.erase()
 
