@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "lowering": {"ir", "targets", "passes"},
     "runtime": set(),
     "tune": {"ir", "targets", "passes", "lowering", "runtime"},
-    "cli": {"ir", "targets", "frontend", "passes", "lowering", "runtime", "tune", "demo"},
+    "explain": {"ir", "targets", "passes", "lowering"},
+    "cli": {"ir", "targets", "frontend", "passes", "lowering", "runtime", "tune", "explain", "demo"},
 }
 # Modules of `ir` that import no MLIR (a test says so), for parts that must start without it.
 MLIR_FREE = ("fa4c.ir.diagnostics", "fa4c.ir.expr")

@@ -74,16 +74,7 @@ def run(args: argparse.Namespace) -> None:
 
 def compile_file(args: argparse.Namespace, emit: str):
     """The text of a level, or (manifest, members) for `artifact`."""
-    from .. import targets
-    from ..passes.pipeline_text import Item, parse
-    from ..passes.registry import check_overrides_occur, resolve
-
-    if args.target is not None:
-        targets.get(args.target)  # refused before any work
-    changes = pass_flags.overrides(args)
-    resolve("", disabled=args.disable_pass, overrides=changes)  # unknown names are refused before any work
-    if args.pass_pipeline is not None:
-        check_overrides_occur(changes, resolve(args.pass_pipeline))
+    changes = check_flags(args)
     text = read_text(args.file)
     from ..lowering.compile import compile_text
 
@@ -93,11 +84,33 @@ def compile_file(args: argparse.Namespace, emit: str):
         text, display_name(args.file), target=args.target, direction=args.direction, deterministic=args.deterministic, dtype=args.dtype,
         head_dim=args.head_dim, pipeline=args.pass_pipeline, disabled=tuple(args.disable_pass), overrides=changes, emit=emit,
         locations=not args.no_loc, print_after=pass_flags.show_module if args.print_ir_after_all else None, timing=timing)
+    check_what_ran(args, changes, timing)
+    return result
+
+
+def check_flags(args: argparse.Namespace) -> list[tuple[str, str, str]]:
+    """Refuse unknown targets, passes and options before any work; the changes that `--set` asks for."""
+    from .. import targets
+    from ..passes.registry import check_overrides_occur, resolve
+
+    if args.target is not None:
+        targets.get(args.target)
+    changes = pass_flags.overrides(args)
+    resolve("", disabled=args.disable_pass, overrides=changes)
+    if args.pass_pipeline is not None:
+        check_overrides_occur(changes, resolve(args.pass_pipeline))
+    return changes
+
+
+def check_what_ran(args: argparse.Namespace, changes, timing) -> None:
+    """Refuse a `--set` for a pass that did not run; show times where asked to."""
+    from ..passes.pipeline_text import Item, parse
+    from ..passes.registry import check_overrides_occur
+
     ran = [item for text, _ in timing for item in parse(text)]
     check_overrides_occur(changes, ran + [Item(name) for name in args.disable_pass])
     if args.timing:
         pass_flags.show_timing(timing)
-    return result
 
 
 def _output(args: argparse.Namespace) -> str | None:

@@ -23,6 +23,7 @@ COMMANDS = {
     "opt": "run passes on a .mlir file of any level and print the module",
     "run": "run a variant or an artifact on data, and compare with the reference",
     "emulate": "execute any PTX kernel on the CPU",
+    "explain": "what a kernel asks of each unit, where its data lie, what each pass changed",
     "check": "all static checks on a .mlir file of any level, or on an artifact",
     "tune": "find the fastest configurations of a variant on a GPU",
     "passes": "list the passes with their options",

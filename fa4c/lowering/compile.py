@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
+
 from .. import targets
 from ..ir import tile, warp
 from ..ir.attn_signature import attn_functions
@@ -56,6 +59,64 @@ def compile_text(
             print_after=print_after,
             timing=timing,
         )
+    goal = emit if emit in LEVELS else "warp"
+    with lowered(text, filename, target=target, direction=direction, deterministic=deterministic, dtype=dtype, head_dim=head_dim,
+                 pipeline=pipeline, disabled=disabled, overrides=overrides, goal=goal, locations=locations, print_after=print_after,
+                 timing=timing) as result:
+        module = result.module
+        if emit in LEVELS:
+            return print_module(module, locations)
+        _require_warp(module, filename)
+        sources = cute_source.emit(module)
+        if emit == "cute":
+            return joined(sources, "#")
+        binaries = {kernel: build.build(source, kernel, result.target) for kernel, source in sources.items()}
+        if emit == "ptx":
+            return joined({kernel: binary.ptx for kernel, binary in binaries.items()}, "//")
+        if emit == "sass":
+            return joined({kernel: sass.disassemble(binary.cubin) for kernel, binary in binaries.items()}, "//")
+        made = manifest.make(module, binaries, target=result.target, direction=direction)
+        if result.recorder is not None:
+            result.recorder.write(made)
+        members = {}
+        for kernel, entry in made["kernels"].items():
+            stem = entry["ptx"].removesuffix(".ptx")
+            members[f"{stem}.ptx"] = binaries[kernel].ptx.encode()
+            members[f"{stem}.cubin"] = binaries[kernel].cubin
+            members[f"{stem}.cute.py"] = sources[kernel].encode()
+        members.update({f"{made['name']}.{level}.mlir": ir_text.encode() for level, ir_text in result.levels.items()})
+        return made, members
+
+
+@dataclass
+class Lowered:
+    """A module behind the passes, in its context. `levels`: the text at the end of each level that it went through."""
+
+    module: ir.Module
+    target: str
+    levels: dict[str, str]
+    recorder: Recorder | None
+
+
+@contextlib.contextmanager
+def lowered(
+    text: str,
+    filename: str,
+    *,
+    target: str | None = None,
+    direction: str = "fwd",
+    deterministic: bool = False,
+    dtype: str | None = None,
+    head_dim: tuple[int, int] | None = None,
+    pipeline: str | None = None,
+    disabled=(),
+    overrides=(),
+    goal: str = "warp",
+    locations: bool = True,
+    print_after=None,
+    timing: list | None = None,
+):
+    """Parse a file and run the passes down to the level `goal`; options as in `compile_text`. Yields a `Lowered`."""
     with new_context() as context, ir.Location.unknown():
         module = parse_module(text, filename, context)
         name = _set_target(module, target)
@@ -67,7 +128,6 @@ def compile_text(
                 why="dtypes and sizes are compiled into all levels below attn",
                 fix="start from the attn file",
             )
-        goal = emit if emit in LEVELS else "warp"
         if LEVELS.index(goal) < LEVELS.index(entry):
             raise Diagnostic(
                 f"a file of the {entry} level cannot be brought to the {goal} level",
@@ -86,28 +146,7 @@ def compile_text(
             levels[level] = print_module(module, locations)
             if deterministic and level == "tile":
                 _require_fixed_order(module)
-        if emit in LEVELS:
-            return print_module(module, locations)
-        _require_warp(module, filename)
-        sources = cute_source.emit(module)
-        if emit == "cute":
-            return joined(sources, "#")
-        binaries = {kernel: build.build(source, kernel, name) for kernel, source in sources.items()}
-        if emit == "ptx":
-            return joined({kernel: binary.ptx for kernel, binary in binaries.items()}, "//")
-        if emit == "sass":
-            return joined({kernel: sass.disassemble(binary.cubin) for kernel, binary in binaries.items()}, "//")
-        made = manifest.make(module, binaries, target=name, direction=direction)
-        if recorder is not None:
-            recorder.write(made)
-        members = {}
-        for kernel, entry in made["kernels"].items():
-            stem = entry["ptx"].removesuffix(".ptx")
-            members[f"{stem}.ptx"] = binaries[kernel].ptx.encode()
-            members[f"{stem}.cubin"] = binaries[kernel].cubin
-            members[f"{stem}.cute.py"] = sources[kernel].encode()
-        members.update({f"{made['name']}.{level}.mlir": ir_text.encode() for level, ir_text in levels.items()})
-        return made, members
+        yield Lowered(module, name, levels, recorder)
 
 
 def _require_fixed_order(module) -> None:
@@ -201,4 +240,4 @@ def _require_warp(module, filename) -> None:
         )
 
 
-__all__ = ["compile_text", "level_of"]
+__all__ = ["compile_text", "level_of", "lowered"]

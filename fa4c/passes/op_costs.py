@@ -135,7 +135,7 @@ def _global_add(op, target) -> Cost:
         clocks = _clocks(2 * _bytes(op.x.type) / target.smem_bytes_per_clk)
         return Cost("smem", clocks, clocks, clocks)
     if op.x.type.rank == 1:
-        return _elementwise({"alu": 3 * _row_elements(op.x.type, target), "fp32": 4 * _row_elements(op.x.type, target)}, target)
+        return _elementwise({"alu": 3 * row_elements(op.x.type, target), "fp32": 4 * row_elements(op.x.type, target)}, target)
     clocks = _clocks(_bytes(op.x.type) / target.smem_bytes_per_clk)
     return Cost("global", clocks, clocks, clocks)
 
@@ -159,44 +159,59 @@ def unit_work(op, target) -> Counter:
 
 
 def _map_work(op, target) -> Counter:
-    work: Counter = Counter()
-    if op.cond is not None:
-        return Counter({"alu": LANES_A_WARP})
-    each, row = _elements(op.out.type, target), _row_elements(op.out.type, target)
-    arguments = list(op.body.blocks[0].arguments)
+    return map_work(op, target) if op.cond is None else Counter({"alu": LANES_A_WARP})
+
+
+def map_work(op, target) -> Counter:
+    """Operations of a map where it runs, whatever its `cond`; by unit, one for each lane."""
+    each, row = _elements(op.out.type, target), row_elements(op.out.type, target)
     inputs = list(op.inputs)
-    wide = {a for a, value in zip(arguments, inputs, strict=False) if value.type.rank == op.out.type.rank} | {arguments[-1]}
-    narrow = set(arguments) - wide
-    for inner in op.body.blocks[0].operations:
-        operation = inner.operation
-        operands = set(operation.operands)
-        times = each if operands & wide else row if operands & narrow else 0
-        (wide if times == each else narrow if times else set()).update(operation.results)
-        for unit, count in _instructions(inner, op.out.type).items():
-            work[unit] += count * times
+    work = region_work(op.body.blocks[0], inputs, op.out.type, each, row)
     for value in inputs:
         if space_of(value.type) == "smem":  # a row of column values: a lane reads one for the two rows that it holds, two at a time
             work["alu"] += each // 4
     return work
 
 
+def region_work(block, inputs, kind, each: int, row: int, without=()) -> Counter:
+    """Operations of a map's region for a result of type `kind`, by unit: `each` times what depends on an element, `row` times what
+    depends on rows alone, nothing for what is the same everywhere, nor for the operations `without`. One for each lane.
+    """
+    work: Counter = Counter()
+    arguments = list(block.arguments)
+    wide = {a for a, value in zip(arguments, inputs, strict=False) if value.type.rank == kind.rank} | {arguments[-1]}
+    narrow = set(arguments) - wide
+    for inner in block.operations:
+        operation = inner.operation
+        operands = set(operation.operands)
+        times = each if operands & wide else row if operands & narrow else 0
+        (wide if times == each else narrow if times else set()).update(operation.results)
+        for unit, count in _instructions(inner, kind).items() if operation not in without else ():
+            work[unit] += count * times
+    return work
+
+
 def _reduce_work(op, target) -> Counter:
-    unit = {"max": "alu", "sum": "fp32"}[op.kind.value]
-    work = Counter({unit: _elements(op.x.type, target)})
-    if op.out.type.rank == 1:  # two exchanges with the other lanes of the row, and what combines them
-        rows = _row_elements(op.out.type, target)
-        work["alu"] += 2 * rows
-        work[unit] += 2 * rows
+    rows = row_elements(op.out.type, target) if op.out.type.rank == 1 else 0
+    return reduce_work(op.kind.value, _elements(op.x.type, target), rows)
+
+
+def reduce_work(kind: str, elements: int, rows: int) -> Counter:
+    """Operations of a reduction, by unit, one for each lane. `rows`: lanes times row values that are complete behind it."""
+    unit = {"max": "alu", "sum": "fp32"}[kind]
+    work = Counter({unit: elements})
+    work["alu"] += 2 * rows  # two exchanges with the other lanes of the row, and what combines them
+    work[unit] += 2 * rows
     return work
 
 
 def _factor_work(op, target) -> Counter:
-    rows = _row_elements(op.out.type, target)
+    rows = row_elements(op.out.type, target)
     return Counter({"fp32": 2 * rows, "alu": 2 * rows, "mufu": rows})
 
 
 def _vote_work(op, target) -> Counter:
-    return Counter({"alu": _row_elements(op.out.type, target)})
+    return Counter({"alu": row_elements(op.out.type, target)})
 
 
 def _elementwise_cost(op, target) -> Cost:
@@ -265,10 +280,10 @@ def _clocks(*shares: float) -> int:
 
 
 def _elements(kind, target) -> int:
-    return math.prod(kind.shape) if kind.rank > 1 else _row_elements(kind, target)
+    return math.prod(kind.shape) if kind.rank > 1 else row_elements(kind, target)
 
 
-def _row_elements(kind, target) -> int:
+def row_elements(kind, target) -> int:
     """Rows, times the lanes that each hold one row's value."""
     return kind.shape[0] * (4 if target.mma.accumulator == "reg" else 1)
 

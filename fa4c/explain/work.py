@@ -1,0 +1,293 @@
+"""What one operation of the tile or warp level makes a CTA's units do, by formulas over its types, its regions and the target.
+
+A `Counter` of quantities. Those that a unit's clocks follow from:
+
+    mma            FLOP of the tensor cores
+    exp, fma, alu  operations of the special-function unit, the FP32 lanes, and all other lanes; one for each lane
+    smem_operands  bytes that MMAs read from shared memory
+    smem_ds        bytes that threads write there for MMAs to read (dS of a backward)
+    smem_dq        bytes of sums that threads write there, and that additions to global memory read from there (dQ of a backward)
+    smem_results   the same of results that are stored
+    smem_columns   one value a column, read by threads: 128 bytes for each load of a warp, as each takes the port for a clock
+    smem_tiles     bytes of tiles that threads read
+    smem_words     single words: a tile's number, the address of tensor memory
+    dsmem          bytes that a CTA sends to its peer
+    tma            bytes that copies from global memory write to shared memory
+    atomics        additions to global memory by threads
+    tmem_read, tmem_written   bytes between tensor memory and registers
+
+and those that the emulator counts apart from their cause: `smem_read` and `smem_written` by threads, `smem_bulk` by TMA either way.
+Which cause a tile in shared memory has follows from who reads it, never from its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from ..ir import tile, tile_pair, warp, warp_tmem
+from ..ir.tile import space_of
+from ..lowering.thread_layout import LAYOUTS
+from ..passes import op_costs
+
+WARP = 32  # lanes
+PORT = 128  # bytes of shared memory that one load or store of a warp moves at most in a clock
+
+
+@dataclass(frozen=True)
+class Role:
+    """The warps that run an operation of the warp level."""
+
+    warps: int
+    layout: object  # of `lowering.thread_layout`
+    leader: bool = False  # in the first CTA of a pair only
+
+    @classmethod
+    def of(cls, op) -> Role:
+        """Of a `warp.role`."""
+        return cls(op.active.value, LAYOUTS[op.layout.value], op.leader.value)
+
+    @property
+    def warpgroups(self) -> int:
+        return self.warps // 4
+
+    def lanes(self, kind) -> int:
+        """Values of a register tile, in all threads together."""
+        return self.layout.elements(kind, self.warpgroups) * WARP * self.warps
+
+
+def work(op, target, role: Role | None = None, folded=()) -> Counter:
+    """Of one run of `op` in one CTA. `role`: whose operation of the warp level it is; None at the tile level and outside of roles.
+    `folded`: operations of its region that do not run.
+    """
+    rule = _TILE.get(type(op))
+    if rule is not None:
+        return rule(op, target)
+    if isinstance(op, (warp.MapOp, warp_tmem.TmemMapOp)):
+        return _warp_map(op, role, folded)
+    rule = _WARP.get(type(op))
+    return Counter() if rule is None else rule(op, role)
+
+
+def bytes_of(kind) -> int:
+    """Of a tile; of a buffer, of one of its stages."""
+    shape = list(kind.shape)[-2:]
+    return math.prod(shape) * warp.bits_of(kind.element_type) // 8
+
+
+# ------------------------------------------------------------------------------------------------------------------ tile level
+
+
+def _lanes_work(operations: Counter) -> Counter:
+    return Counter({"exp": operations["mufu"], "fma": operations["fp32"], "alu": operations["alu"]})
+
+
+def _elementwise(op, target) -> Counter:
+    return _lanes_work(op_costs.unit_work(op, target))
+
+
+def _mma(op, target) -> Counter:
+    m, n = op.out.type.shape
+    k = op.a.type.shape[0 if op.transpose_a.value else 1]
+    return Counter({"mma": 2 * m * n * k, "smem_operands": op_costs.shared_bytes(op, target)})
+
+
+def _load(op, target) -> Counter:
+    size = bytes_of(op.out.type)
+    return Counter({"tma": size, "smem_bulk": size})
+
+
+def _to_shared(op, target) -> Counter:
+    size = bytes_of(op.x.type)
+    return Counter({cause_of(op): size, "smem_written": size})
+
+
+def cause_of(op) -> str:
+    """What a `tile.to_shared` is for."""
+    kinds = {type(use.owner.opview) for use in op.out.uses}
+    if tile.MmaOp in kinds:
+        return "smem_ds"
+    return "smem_dq" if tile.GlobalAddOp in kinds else "smem_results"
+
+
+def _exchange(op, target) -> Counter:
+    """Both halves of the tile are written here, the one for the peer to be sent from there."""
+    size = bytes_of(op.x.type)
+    return Counter({"smem_ds": size, "smem_written": size, "dsmem": size // 2})
+
+
+def _from_shared(op, target) -> Counter:
+    size = bytes_of(op.x.type)
+    return Counter({"smem_tiles": size, "smem_read": size})
+
+
+def _store(op, target) -> Counter:
+    if space_of(op.tile.type) != "smem":
+        return Counter()
+    size = bytes_of(op.tile.type)
+    return Counter({"smem_results": size, "smem_bulk": size})
+
+
+def _global_add(op, target) -> Counter:
+    if space_of(op.x.type) == "smem":
+        size = bytes_of(op.x.type)
+        return Counter({"smem_dq": size, "smem_bulk": size})
+    if op.staged is not None:
+        size = bytes_of(op.x.type)
+        return Counter({"smem_dq": 2 * size, "smem_written": size, "smem_bulk": size})
+    if op.x.type.rank == 2:
+        return Counter({"atomics": op.x.type.shape[0] * op.x.type.shape[1]})
+    return Counter({"atomics": _warps(op, op.x.type, target)})  # one a warp
+
+
+def _add_count(op, target) -> Counter:
+    return Counter({"atomics": op_costs.warpgroups(op, target)})
+
+
+def _map(op, target) -> Counter:
+    found = _lanes_work(op_costs.map_work(op, target))
+    for value in op.inputs:
+        if space_of(value.type) == "tmem":
+            found["tmem_read"] += bytes_of(value.type)
+        elif space_of(value.type) == "smem":
+            found += _columns(value.type.shape[1], _warps(op, op.out.type, target), target.mma.accumulator == "tmem")
+    if space_of(op.out.type) == "tmem":
+        found["tmem_written"] += bytes_of(op.out.type)
+    return found
+
+
+def _warps(op, kind, target) -> int:
+    """Warps that hold a register tile: one for 32 rows of a tile in tensor memory, else all."""
+    return -(-kind.shape[0] // WARP) if target.mma.accumulator == "tmem" else 4 * op_costs.warpgroups(op, target)
+
+
+def _columns(columns: int, warps: int, whole_rows: bool) -> Counter:
+    """A row of column values read by each warp: 8 columns at a time by pairs, or 4 by threads that hold whole rows."""
+    loads, each = (columns // 4, 16) if whole_rows else (columns // 8, 8)
+    return Counter({"smem_columns": warps * loads * PORT, "smem_read": warps * loads * each * WARP})
+
+
+_TILE = {
+    tile.MmaOp: _mma, tile.LoadOp: _load, tile.ToSharedOp: _to_shared, tile_pair.ExchangeOp: _exchange, tile.FromSharedOp: _from_shared, tile.StoreOp: _store,
+    tile.GlobalAddOp: _global_add, tile.AddCountOp: _add_count, tile.MapOp: _map, tile.ReduceOp: _elementwise,
+    tile.RescaleFactorOp: _elementwise, tile.VoteAnyOp: _elementwise,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------------ warp level
+
+
+def _tma_load(op, role) -> Counter:
+    size = bytes_of(op.buffer.type)
+    return Counter({"tma": size, "smem_bulk": size})
+
+
+def _tma_store(op, role) -> Counter:
+    size = bytes_of(op.buffer.type)
+    return Counter({"smem_dq" if op.add.value else "smem_results": size, "smem_bulk": size})
+
+
+def _wgmma(op, role) -> Counter:
+    """Each warpgroup reads all of b and its 64 rows of a; where they share 64 rows, its columns of b and all of a."""
+    m, n = op.acc.type.shape
+    k = op.a.type.shape[-2 if op.transpose_a.value else -1]
+    by_columns = warp.column_shares(op.acc.type, role.warpgroups)
+    size = bytes_of(op.b.type) * (m // 64) + (bytes_of(op.a.type) * by_columns if space_of(op.a.type) == "smem" else 0)
+    return Counter({"mma": 2 * m * n * k, "smem_operands": size})
+
+
+def _tcgen05_mma(op, role) -> Counter:
+    """Of a pair of CTAs what both do: each its own rows, and reading the half of b that it has."""
+    n, k = op.acc.type.shape[1], op.a.type.shape[-2 if op.transpose_a.value else -1]
+    a = warp_tmem.LANES * k * warp.bits_of(op.a.type.element_type) // 8 if space_of(op.a.type) == "smem" else 0
+    ctas = op.ctas.value
+    return Counter({"mma": ctas * 2 * warp_tmem.LANES * n * k, "smem_operands": ctas * (bytes_of(op.b.type) + a)})
+
+
+def _store_shared(op, role) -> Counter:
+    readers = [use.owner.opview for use in op.buffer.uses]
+    size = bytes_of(op.buffer.type)
+    if any(isinstance(reader, (warp.WgmmaOp, warp_tmem.Tcgen05MmaOp)) for reader in readers):
+        cause = "smem_ds"
+    else:
+        cause = "smem_dq" if any(isinstance(reader, warp.TmaStoreOp) and reader.add.value for reader in readers) else "smem_results"
+    return Counter({cause: size, "smem_written": size})
+
+
+def _load_fragment(op, role) -> Counter:
+    size = bytes_of(op.buffer.type)
+    return Counter({"smem_tiles": size, "smem_read": size})
+
+
+def _load_columns(op, role) -> Counter:
+    found = _columns(op.buffer.type.shape[2], role.warps, role.layout.rows == warp_tmem.LANES)
+    found["alu"] = found["smem_columns"] // PORT * WARP
+    return found
+
+
+def _warp_global_add(op, role) -> Counter:
+    return Counter({"atomics": role.lanes(op.source.type) if op.source.type.rank == 2 else role.warps})
+
+
+def _warp_add_count(op, role) -> Counter:
+    return Counter({"atomics": role.warpgroups})
+
+
+def _warp_map(op, role, folded) -> Counter:
+    kind = op.target.type
+    row = role.lanes(kind) if kind.rank == 1 else role.layout.elements(_row_of(kind), role.warpgroups) * WARP * role.warps
+    found = _lanes_work(op_costs.region_work(op.body.blocks[0], list(op.inputs), kind, role.lanes(kind), row, folded))
+    for value in op.inputs:
+        if space_of(value.type) == "tmem":
+            found["tmem_read"] += bytes_of(value.type)
+    if space_of(kind) == "tmem":
+        found["tmem_written"] += bytes_of(kind)
+    return found
+
+
+def _row_of(kind):
+    """The type of a row vector beside a tile."""
+    return tile.tile_type([kind.shape[0]], kind.element_type, "reg")
+
+
+def _warp_reduce(op, role) -> Counter:
+    rows = role.lanes(op.target.type) if op.target.type.rank == 1 else 0
+    return _lanes_work(op_costs.reduce_work(op.kind.value, role.lanes(op.source.type), rows))
+
+
+def _warp_vote(op, role) -> Counter:
+    return Counter({"alu": role.lanes(op.target.type)})
+
+
+def _tmem_load(op, role) -> Counter:
+    return Counter({"tmem_read": bytes_of(op.source.type)})
+
+
+def _tmem_store(op, role) -> Counter:
+    return Counter({"tmem_written": bytes_of(op.target.type)})
+
+
+def walk_step(op, role) -> Counter:
+    """What a role does for each tile that it is given: all lanes read the number; who has the queue takes and writes it."""
+    found = Counter({"smem_read": PORT * role.warps, "smem_words": PORT * role.warps})
+    return found + Counter({"atomics": 1, "smem_written": 4}) if op.queue is not None else found
+
+
+def walk_end(op, role) -> Counter:
+    """... and once, behind all tiles."""
+    return Counter({"atomics": 1}) if op.queue is not None else Counter()
+
+
+def address_words(kernel) -> Counter:
+    """Reading the address of tensor memory: every thread, and the warp that frees it again."""
+    size = 4 * kernel.threads.value + PORT
+    return Counter({"smem_read": size, "smem_words": size})
+
+
+_WARP = {
+    warp.TmaLoadOp: _tma_load, warp.TmaStoreOp: _tma_store, warp.WgmmaOp: _wgmma, warp_tmem.Tcgen05MmaOp: _tcgen05_mma,
+    warp.StoreSharedOp: _store_shared, warp.LoadFragmentOp: _load_fragment, warp.LoadColumnsOp: _load_columns,
+    warp.GlobalAddOp: _warp_global_add, warp.AddCountOp: _warp_add_count, warp.ReduceOp: _warp_reduce, warp.VoteAnyOp: _warp_vote,
+    warp_tmem.TmemLoadOp: _tmem_load, warp_tmem.TmemStoreOp: _tmem_store,
+}

@@ -1,0 +1,117 @@
+"""The clocks of a step against closed forms, at odd tiles too, after an edit of the text, and on perturbed targets."""
+
+import pathlib
+from fractions import Fraction as F
+
+import pytest
+
+from fa4c import targets
+from fa4c.explain import explain
+from fa4c.lowering.compile import compile_text
+
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent.parent / "examples"
+FULL = (EXAMPLES / "full.mlir").read_text()
+
+
+def explained(text: str = FULL, *, kernel: str = "", **options) -> dict:
+    """The one step, or that of a kernel; clocks by name."""
+    found = explain(text, "full.mlir", changes=False, **options)
+    steps = [step for k in found["kernels"] if kernel in k["name"] for step in k["steps"]]
+    (step,) = steps
+    return step["clocks"]
+
+
+def blocks(block_m: int, block_n: int) -> list[tuple[str, str, str]]:
+    return [("attn-to-tile", "block-m", str(block_m)), ("attn-to-tile", "block-n", str(block_n))]
+
+
+def forward(m: int, n: int, d: int, target) -> dict:
+    """Two GEMMs of 2 m n d; Q from shared memory once a step, K and V once for each row block; P never."""
+    row_blocks = F(m, target.mma.m)
+    lanes = 1 if target.mma.accumulator == "tmem" else 4  # lanes that hold a row's factor
+    return {
+        "mma": F(4 * m * n * d, target.mma_flops),
+        "exp": F(m * n + m * lanes, target.mufu),
+        "smem_operands": F(2 * (m * d + 2 * n * d * row_blocks), target.smem_bytes_per_clk),
+        "smem_ds": 0, "smem_dq": 0, "dsmem": 0, "atomics": 0,
+        "tma": F(2 * 2 * n * d, target.smem_bytes_per_clk),
+    }
+
+
+@pytest.mark.parametrize(("target", "m", "n", "d"), [
+    ("sm_90a", 64, 192, 80), ("sm_90a", 128, 128, 128), ("sm_90a", 192, 96, 112),
+    ("sm_100a", 128, 128, 80), ("sm_100a", 256, 96, 112), ("sm_100a", 128, 128, 128), ("sm_100a", 256, 128, 128),
+])
+@pytest.mark.parametrize("level", ["tile", "warp"])
+def test_forward(target, m, n, d, level):
+    clocks = explained(target=target, head_dim=(d, d), overrides=blocks(m, n), level=level)
+    want = forward(m, n, d, targets.get(target))
+    assert {name: clocks[name] for name in want} == pytest.approx({name: float(x) for name, x in want.items()}, abs=1e-3)
+
+
+def test_forward_figures_of_the_sheet():
+    """1024 / 768 / 1024 clocks for 128 x 128 at head dim 128 (and a 128th of the exponentials for the factors of the rows)."""
+    clocks = explained(target="sm_100a", overrides=blocks(128, 128))
+    assert (clocks["mma"], clocks["smem"], clocks["exp"]) == (1024, 768, 1024 + 8)
+
+
+@pytest.mark.parametrize(("m", "n", "d"), [(64, 128, 96), (64, 128, 128)])
+def test_backward_through_shared_memory(m, n, d):
+    """Keys stay, 64 queries at a time. Five GEMMs; K, V once a step as operand A, Q and dO twice for each 64 keys as B; dQ has dS^T for
+    each warpgroup and K. dS is written once, dQ written and read."""
+    t = targets.get("sm_90a")
+    clocks = explained(kernel="main", target="sm_90a", direction="bwd", head_dim=(d, d), overrides=blocks(n, m))
+    groups, port = F(n, 64), t.smem_bytes_per_clk
+    want = {
+        "mma": F(10 * m * n * d, t.mma_flops), "exp": F(m * n, t.mufu),
+        "smem_operands": F(2 * (2 * n * d + 4 * m * d * groups + m * n * groups + n * d), port),
+        "smem_ds": F(2 * m * n, port), "smem_dq": F(8 * m * d, port), "tma": F(2 * 2 * m * d + 2 * 4 * m, port),
+    }
+    assert {name: clocks[name] for name in want} == pytest.approx({name: float(x) for name, x in want.items()}, abs=1e-3)
+
+
+@pytest.mark.parametrize(("m", "n", "d"), [(64, 96, 80), (128, 64, 112)])
+def test_backward_of_queries(m, n, d):
+    """Queries stay: three GEMMs; Q and dO once a step, K twice and V once for each 64 queries; dS never leaves the registers."""
+    t = targets.get("sm_90a")
+    clocks = explained(kernel="dq", target="sm_90a", direction="bwd", head_dim=(d, d), overrides=blocks(m, n))
+    want = {
+        "mma": F(6 * m * n * d, t.mma_flops), "exp": F(m * n, t.mufu),
+        "smem_operands": F(2 * (2 * m * d + 3 * n * d * F(m, 64)), t.smem_bytes_per_clk), "smem_ds": 0, "smem_dq": 0,
+        "tma": F(2 * 2 * n * d, t.smem_bytes_per_clk),
+    }
+    assert {name: clocks[name] for name in want} == pytest.approx({name: float(x) for name, x in want.items()}, abs=1e-3)
+
+
+def test_an_edit_of_the_text_counts():
+    """96 columns of scores instead of 128, by hand: no table knows them."""
+    text = compile_text(FULL, "full.mlir", target="sm_100a", head_dim=(64, 64), overrides=blocks(256, 128), emit="tile")
+    assert explained(text, pipeline="cse", level="tile")["mma"] == 4 * 256 * 128 * 64 / 8192
+    edited = text.replace("256x128x", "256x96x").replace("128x64xbf16, #tile.smem", "96x64xbf16, #tile.smem")
+    clocks = explained(edited, pipeline="cse", level="tile")
+    want = forward(256, 96, 64, targets.get("sm_100a"))
+    assert {name: clocks[name] for name in want} == pytest.approx({name: float(x) for name, x in want.items()}, abs=1e-3)
+
+
+def test_the_targets_numbers_are_read():
+    """Halved, each doubles the clocks of its unit."""
+    text = compile_text(FULL, "full.mlir", target="sm_100a", overrides=blocks(256, 128), emit="tile")
+    options = dict(target="sm_100a", level="tile", pipeline="cse")
+    before = explained(text, **options)
+    units = {"mma_flops": "mma", "mufu": "exp", "smem_bytes_per_clk": "smem_operands", "fp32": "fma", "alu": "alu"}
+    for number, unit in units.items():
+        with targets.override("sm_100a", **{number: getattr(targets.get("sm_100a"), number) // 2}):
+            assert explained(text, **options)[unit] == pytest.approx(2 * before[unit])
+
+
+def test_what_passes_changed():
+    found = explain(FULL, "full.mlir", target="sm_100a", level="tile", overrides=blocks(256, 128))
+    passes = {entry["pass"].partition("{")[0]: entry for entry in found["passes"]}
+    assert passes["tile-conditional-rescale"]["facts"]["full_fwd: fma"] == [782, 530]  # one FMUL less for each of 256 x 128 sums, 4 clocks more
+    assert passes["tile-pipeline"]["facts"]["full_fwd: order"] == [None, "o' s"]
+    assert passes["tile-alias-tmem"]["facts"]["full_fwd: columns used"] == [0, 512]
+    assert passes["tile-exp-emulation"] == {"pass": passes["tile-exp-emulation"]["pass"], "changed": False}
+    (kernel,) = found["kernels"]
+    (scores,) = [t for t in kernel["tmem"]["tiles"] if t["name"] == "s"]
+    assert scores["columns"] == [128, 255] and scores["written_by"] == "mma s" and not scores["whole_loop"]
+    assert [row["name"] for row in kernel["steps"][0]["schedule"] if row["op"] == "tile.mma"] == ["o", "s"]
