@@ -10,9 +10,10 @@ CAUSAL = EXAMPLES / "causal.mlir"
 def test_json_has_the_documented_keys(cli):
     found = json.loads(cli.ok("explain", CAUSAL, "--target", "sm_100a", "--json", "--shape", "m=300,n=300"))
     documented = (EXAMPLES.parent / "docs" / "explain.md").read_text()
-    keys = {*found, *found["kernels"][0], *found["kernels"][0]["steps"][0], *found["kernels"][0]["steps"][0]["clocks"], *found["launches"][0]}
+    (kernel,), (launch,) = found["kernels"], found["launches"]
+    keys = {*found, *kernel, *kernel["steps"][0], *kernel["steps"][0]["clocks"], *launch}
     assert sorted(key for key in keys if f"`{key}`" not in documented) == []
-    assert found["launches"][0]["grid"] == [8, 1, 1]
+    assert launch["grid"] == [8, 1, 1]
 
 
 def test_text_html_and_any_level(cli, tmp_path):

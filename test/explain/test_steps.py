@@ -21,8 +21,10 @@ def explained(text: str = FULL, *, kernel: str = "", **options) -> dict:
     return step["clocks"]
 
 
-def blocks(block_m: int, block_n: int) -> list[tuple[str, str, str]]:
-    return [("attn-to-tile", "block-m", str(block_m)), ("attn-to-tile", "block-n", str(block_n))]
+def blocks(block_m: int, block_n: int, emulated: int | None = None) -> list[tuple[str, str, str]]:
+    """`emulated`: of 16 exponentials, in a forward."""
+    found = [("attn-to-tile", "block-m", str(block_m)), ("attn-to-tile", "block-n", str(block_n))]
+    return found + ([("tile-exp-emulation", "share", str(emulated))] if emulated is not None else [])
 
 
 def forward(m: int, n: int, d: int, target) -> dict:
@@ -44,15 +46,22 @@ def forward(m: int, n: int, d: int, target) -> dict:
 ])
 @pytest.mark.parametrize("level", ["tile", "warp"])
 def test_forward(target, m, n, d, level):
-    clocks = explained(target=target, head_dim=(d, d), overrides=blocks(m, n), level=level)
+    clocks = explained(target=target, head_dim=(d, d), overrides=blocks(m, n, 0), level=level)
     want = forward(m, n, d, targets.get(target))
     assert {name: clocks[name] for name in want} == pytest.approx({name: float(x) for name, x in want.items()}, abs=1e-3)
 
 
 def test_forward_figures_of_the_sheet():
     """1024 / 768 / 1024 clocks for 128 x 128 at head dim 128 (and a 128th of the exponentials for the factors of the rows)."""
-    clocks = explained(target="sm_100a", overrides=blocks(128, 128))
+    clocks = explained(target="sm_100a", overrides=blocks(128, 128, 0))
     assert (clocks["mma"], clocks["smem"], clocks["exp"]) == (1024, 768, 1024 + 8)
+    for sixteenths, exp in ((2, 896), (3, 832), (4, 768)):  # B 1.2
+        assert explained(target="sm_100a", overrides=blocks(128, 128, sixteenths))["exp"] == exp + 8
+
+
+def test_groups_of_emulated_exponentials_are_counted():
+    """96 columns are 12 groups of 8: the first 4 of 16 groups are 4 of these 12."""
+    assert explained(target="sm_100a", overrides=blocks(256, 96, 4))["exp"] == 256 * 64 / 16 + 16
 
 
 @pytest.mark.parametrize(("m", "n", "d"), [(64, 128, 96), (64, 128, 128)])
@@ -85,7 +94,7 @@ def test_backward_of_queries(m, n, d):
 
 def test_an_edit_of_the_text_counts():
     """96 columns of scores instead of 128, by hand: no table knows them."""
-    text = compile_text(FULL, "full.mlir", target="sm_100a", head_dim=(64, 64), overrides=blocks(256, 128), emit="tile")
+    text = compile_text(FULL, "full.mlir", target="sm_100a", head_dim=(64, 64), overrides=blocks(256, 128, 0), emit="tile")
     assert explained(text, pipeline="cse", level="tile")["mma"] == 4 * 256 * 128 * 64 / 8192
     edited = text.replace("256x128x", "256x96x").replace("128x64xbf16, #tile.smem", "96x64xbf16, #tile.smem")
     clocks = explained(edited, pipeline="cse", level="tile")
@@ -95,7 +104,7 @@ def test_an_edit_of_the_text_counts():
 
 def test_the_targets_numbers_are_read():
     """Halved, each doubles the clocks of its unit."""
-    text = compile_text(FULL, "full.mlir", target="sm_100a", overrides=blocks(256, 128), emit="tile")
+    text = compile_text(FULL, "full.mlir", target="sm_100a", overrides=blocks(256, 128, 0), emit="tile")
     options = dict(target="sm_100a", level="tile", pipeline="cse")
     before = explained(text, **options)
     units = {"mma_flops": "mma", "mufu": "exp", "smem_bytes_per_clk": "smem_operands", "fp32": "fma", "alu": "alu"}
@@ -105,12 +114,12 @@ def test_the_targets_numbers_are_read():
 
 
 def test_what_passes_changed():
-    found = explain(FULL, "full.mlir", target="sm_100a", level="tile", overrides=blocks(256, 128))
+    found = explain(FULL, "full.mlir", target="sm_100a", level="tile", overrides=blocks(256, 128, 0))
     passes = {entry["pass"].partition("{")[0]: entry for entry in found["passes"]}
-    assert passes["tile-conditional-rescale"]["facts"]["full_fwd: fma"] == [782, 530]  # one FMUL less for each of 256 x 128 sums, 4 clocks more
+    assert passes["tile-conditional-rescale"]["facts"]["full_fwd: fma"] == [782, 530]  # 256 x 128 FMULs less
     assert passes["tile-pipeline"]["facts"]["full_fwd: order"] == [None, "o' s"]
     assert passes["tile-alias-tmem"]["facts"]["full_fwd: columns used"] == [0, 512]
-    assert passes["tile-exp-emulation"] == {"pass": passes["tile-exp-emulation"]["pass"], "changed": False}
+    assert passes["tile-exp-emulation"] == {"pass": "tile-exp-emulation{share=0}", "changed": False}
     (kernel,) = found["kernels"]
     (scores,) = [t for t in kernel["tmem"]["tiles"] if t["name"] == "s"]
     assert scores["columns"] == [128, 255] and scores["written_by"] == "mma s" and not scores["whole_loop"]
