@@ -70,6 +70,11 @@ def work(op, target, role: Role | None = None, folded=()) -> Counter:
     return Counter() if rule is None else rule(op, role)
 
 
+def has_rule(kind: type) -> bool:
+    """Whether a class of operations is counted."""
+    return kind in _TILE or kind in _WARP or kind in (warp.MapOp, warp_tmem.TmemMapOp)
+
+
 def bytes_of(kind) -> int:
     """Of a tile; of a buffer, of one of its stages."""
     shape = list(kind.shape)[-2:]
@@ -169,8 +174,8 @@ def _columns(columns: int, warps: int, whole_rows: bool) -> Counter:
 
 
 _TILE = {
-    tile.MmaOp: _mma, tile.LoadOp: _load, tile.ToSharedOp: _to_shared, tile_pair.ExchangeOp: _exchange, tile.FromSharedOp: _from_shared, tile.StoreOp: _store,
-    tile.GlobalAddOp: _global_add, tile.AddCountOp: _add_count, tile.MapOp: _map, tile.ReduceOp: _elementwise,
+    tile.MmaOp: _mma, tile.LoadOp: _load, tile.ToSharedOp: _to_shared, tile_pair.ExchangeOp: _exchange, tile.FromSharedOp: _from_shared,
+    tile.StoreOp: _store, tile.GlobalAddOp: _global_add, tile.AddCountOp: _add_count, tile.MapOp: _map, tile.ReduceOp: _elementwise,
     tile.RescaleFactorOp: _elementwise, tile.VoteAnyOp: _elementwise,
 }
 
@@ -221,7 +226,12 @@ def _load_fragment(op, role) -> Counter:
 
 
 def _load_columns(op, role) -> Counter:
-    found = _columns(op.buffer.type.shape[2], role.warps, role.layout.rows == warp_tmem.LANES)
+    return _role_columns(op.buffer.type, role)
+
+
+def _role_columns(buffer, role) -> Counter:
+    """A row of column values read by all warps of a role."""
+    found = _columns(buffer.shape[2], role.warps, role.layout.rows == warp_tmem.LANES)
     found["alu"] = found["smem_columns"] // PORT * WARP
     return found
 
@@ -241,6 +251,8 @@ def _warp_map(op, role, folded) -> Counter:
     for value in op.inputs:
         if space_of(value.type) == "tmem":
             found["tmem_read"] += bytes_of(value.type)
+        elif space_of(value.type) == "smem":
+            found += _role_columns(value.type, role)
     if space_of(kind) == "tmem":
         found["tmem_written"] += bytes_of(kind)
     return found

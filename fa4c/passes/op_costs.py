@@ -179,7 +179,7 @@ def region_work(block, inputs, kind, each: int, row: int, without=()) -> Counter
     """
     work: Counter = Counter()
     arguments = list(block.arguments)
-    wide = {a for a, value in zip(arguments, inputs, strict=False) if value.type.rank == kind.rank} | {arguments[-1]}
+    wide = {a for a, value in zip(arguments, inputs, strict=False) if value.type.rank >= kind.rank} | {arguments[-1]}
     narrow = set(arguments) - wide
     for inner in block.operations:
         operation = inner.operation

@@ -7,8 +7,8 @@ EXAMPLES = pathlib.Path(__file__).resolve().parent.parent.parent / "examples"
 CAUSAL = EXAMPLES / "causal.mlir"
 
 
-def test_json_has_the_documented_keys(cli):
-    found = json.loads(cli.ok("explain", CAUSAL, "--target", "sm_100a", "--json", "--shape", "m=300,n=300"))
+def test_json_has_the_documented_keys(fa4c_cli):
+    found = json.loads(fa4c_cli.ok("explain", CAUSAL, "--target", "sm_100a", "--json", "--shape", "m=300,n=300"))
     documented = (EXAMPLES.parent / "docs" / "explain.md").read_text()
     (kernel,), (launch,) = found["kernels"], found["launches"]
     keys = {*found, *kernel, *kernel["steps"][0], *kernel["steps"][0]["clocks"], *launch}
@@ -16,15 +16,15 @@ def test_json_has_the_documented_keys(cli):
     assert launch["grid"] == [8, 1, 1]
 
 
-def test_text_html_and_any_level(cli, tmp_path):
-    text = cli.ok("explain", CAUSAL, "--target", "sm_100a", "--html", tmp_path / "out.html")
+def test_text_html_and_any_level(fa4c_cli, tmp_path):
+    text = fa4c_cli.ok("explain", CAUSAL, "--target", "sm_100a", "--html", tmp_path / "out.html")
     assert text == "" and "<h2>causal_fwd: tensor memory</h2>" in (tmp_path / "out.html").read_text()
-    warp = cli.ok("compile", CAUSAL, "--target", "sm_100a", "--emit", "warp")
-    shown = cli.ok("explain", "-", stdin=warp)
-    assert "exp               2,064  <- bound" in shown and "mma      1 of 3" in shown
+    warp = fa4c_cli.ok("compile", CAUSAL, "--target", "sm_100a", "--emit", "warp")
+    shown = fa4c_cli.ok("explain", "-", stdin=warp)
+    assert "mma               2,048  <- bound" in shown and "mma      1 of 3" in shown
 
 
-def test_refusals(cli):
-    assert "one direction" in cli.error("explain", CAUSAL, "--direction", "both", status=2)
-    assert "no NAME=SIZE" in cli.error("explain", CAUSAL, "--shape", "m", status=2)
-    assert "has no size mm" in cli.error("explain", CAUSAL, "--shape", "mm=3", placed=True)
+def test_refusals(fa4c_cli):
+    assert "one direction" in fa4c_cli.error("explain", CAUSAL, "--direction", "both", status=2)
+    assert "no NAME=SIZE" in fa4c_cli.error("explain", CAUSAL, "--shape", "m", status=2)
+    assert "has no size mm" in fa4c_cli.error("explain", CAUSAL, "--shape", "mm=3", placed=True)

@@ -6,7 +6,8 @@ from fractions import Fraction as F
 import pytest
 
 from fa4c import targets
-from fa4c.explain import explain
+from fa4c.explain import explain, work
+from fa4c.ir import tile, tile_pair, warp, warp_tmem
 from fa4c.lowering.compile import compile_text
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent.parent / "examples"
@@ -92,6 +93,26 @@ def test_backward_of_queries(m, n, d):
     assert {name: clocks[name] for name in want} == pytest.approx({name: float(x) for name, x in want.items()}, abs=1e-3)
 
 
+@pytest.mark.parametrize(("m", "n", "d"), [(128, 128, 128), (128, 128, 96), (128, 128, 64)])
+def test_backward_in_tensor_memory(m, n, d):
+    """128 keys stay. Five GEMMs whose operands are K, Q; V, dO; dO; Q; dS, K in shared memory: 4 m d + 3 n d + m n elements (B 1.3)."""
+    t = targets.get("sm_100a")
+    clocks = explained(kernel="main", target="sm_100a", direction="bwd", head_dim=(d, d), overrides=blocks(n, m))
+    port, column_loads = t.smem_bytes_per_clk, 2 * F(m, 4) * F(n, 32)  # LSE and delta, by all warps of n rows
+    want = {
+        "mma": F(10 * m * n * d, t.mma_flops), "exp": F(m * n, t.mufu), "smem_operands": F(2 * (4 * m * d + 3 * n * d + m * n), port),
+        "smem_ds": F(2 * m * n, port), "smem_dq": F(8 * m * d, port), "smem_columns": column_loads,
+        "tma": F(2 * 2 * m * d + 2 * 4 * m, port),
+    }
+    assert {name: clocks[name] for name in want} == pytest.approx({name: float(x) for name, x in want.items()}, abs=1e-3)
+
+
+def test_backward_figures_of_the_sheet():
+    """2560 / 1024 / 2048 / 256 / 1024 clocks for 128 x 128 at head dim 128 (B 1.3, table 3 of the paper)."""
+    clocks = explained(kernel="main", target="sm_100a", direction="bwd", overrides=blocks(128, 128))
+    assert [clocks[name] for name in ("mma", "exp", "smem_operands", "smem_ds", "smem_dq")] == [2560, 1024, 2048, 256, 1024]
+
+
 def test_an_edit_of_the_text_counts():
     """96 columns of scores instead of 128, by hand: no table knows them."""
     text = compile_text(FULL, "full.mlir", target="sm_100a", head_dim=(64, 64), overrides=blocks(256, 128, 0), emit="tile")
@@ -124,3 +145,21 @@ def test_what_passes_changed():
     (scores,) = [t for t in kernel["tmem"]["tiles"] if t["name"] == "s"]
     assert scores["columns"] == [128, 255] and scores["written_by"] == "mma s" and not scores["whole_loop"]
     assert [row["name"] for row in kernel["steps"][0]["schedule"] if row["op"] == "tile.mma"] == ["o", "s"]
+
+
+# Operations that no unit of the model works at: scalars, storage, barriers, moves between registers, and those that hold others.
+NO_WORK = set("""
+tile.host tile.dim tile.device tile.pow2_floor tile.launch tile.kernel tile.program_id tile.walk tile.splat tile.wait_count
+tile.load_element tile.exp2 tile.yield tile.cta_rank
+warp.kernel warp.tensor_map warp.buffer warp.pipeline warp.init_barriers warp.cluster_sync warp.role warp.walk warp.state warp.acquire
+warp.arm warp.wait warp.release warp.advance warp.elect warp.barrier warp.turn_init warp.turn_take warp.turn_give warp.fence_async
+warp.sync_warp warp.store_commit warp.wait_count warp.store_wait warp.store_rows warp.fragment warp.fill warp.copy warp.wgmma_fence
+warp.wgmma_commit warp.wgmma_wait warp.when warp.ptx warp.tmem_alloc warp.tmem_free warp.tmem warp.tcgen05_commit warp.arrive warp.tmem_wait
+warp.link warp.signal warp.await""".split())
+
+
+def test_every_operation_is_counted_or_named():
+    """A new operation needs a rule in `work.py`, or a place in the list above."""
+    kinds = {kind for module in (tile, tile_pair, warp, warp_tmem) for name, kind in vars(module).items()
+             if name.endswith("Op") and hasattr(kind, "OPERATION_NAME")}
+    assert {kind.OPERATION_NAME for kind in kinds if not work.has_rule(kind)} == NO_WORK
