@@ -13,13 +13,14 @@ COUNTERS = {"mma": "mma_flops", "smem_operands": "smem_bytes.operands", "smem_re
             "smem_bulk": "smem_bytes.tma", "dsmem": "smem_bytes.dsmem", "atomics": "atomics", "exp": "instructions.special"}
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 SIZES = dict(b=1, hq=2, hkv=1, m=150, n=200)
-# one row block of queries a CTA and two, exponentials emulated in part, sums over CTAs by bulk additions, tiles from a queue
+# tiles from a queue and from the grid, exponentials emulated in part, sums over CTAs by bulk additions, pairs of CTAs
 CASES = [
-    ("sm_90a", "fwd", "causal.mlir", (128, 128)),
-    ("sm_90a", "bwd", "causal.mlir", (128, 128)),
-    ("sm_100a", "fwd", "causal.mlir", (128, 128)),
-    ("sm_100a", "fwd", "softcap.mlir", (80, 80)),
-    ("sm_100a", "bwd", "causal.mlir", (128, 128)),
+    ("sm_90a", "fwd", "causal.mlir", (128, 128), 1),
+    ("sm_90a", "bwd", "causal.mlir", (128, 128), 1),
+    ("sm_100a", "fwd", "causal.mlir", (128, 128), 1),
+    ("sm_100a", "fwd", "softcap.mlir", (80, 80), 1),
+    ("sm_100a", "fwd", "full.mlir", (128, 128), 2),
+    ("sm_100a", "bwd", "causal.mlir", (128, 128), 1),
 ]
 
 
@@ -34,9 +35,10 @@ def executed(path: str, **options) -> list[dict]:
     return [report.counters["total"] for report in emulated.run_reported(kernel, given, wanted)[1]]
 
 
-@pytest.mark.parametrize(("target", "direction", "path", "head_dim"), CASES, ids=str)
-def test_executed_counts_are_those_of_the_ir(target, direction, path, head_dim):
+@pytest.mark.parametrize(("target", "direction", "path", "head_dim", "ctas"), CASES, ids=str)
+def test_executed_counts_are_those_of_the_ir(target, direction, path, head_dim, ctas):
     options = dict(target=target, direction=direction, head_dim=head_dim)
+    options |= dict(overrides=(("tile-split-2cta", "ctas", str(ctas)),)) if ctas > 1 else {}
     with new_context() as context:
         implied = launches.launches(parse_module(compiled.level(path, "warp", **options), path, context), SIZES)
     found = executed(path, **options)
