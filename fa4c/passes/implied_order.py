@@ -1,4 +1,4 @@
-"""Which operations of a scheduled loop are in order anyway, by what they read and by who issues them: to wait there costs nothing more.
+"""What it costs to let an operation of a scheduled loop wait for another one: nothing where they are in order anyway.
 
 An operation comes after those whose results it reads, after what its own stream ran before it, and after all that these come after. MMAs
 of one thread are a stream where they finish in order (`mma.in_order`); copies, which run ahead, are none.
@@ -12,6 +12,7 @@ from . import loop_graph
 from .schedule import body_slots
 from .streams import COMPUTE, MMA, REDUCE, stream_of
 
+MOST_BEHIND = 1  # a link between two roles has one slot (`handoffs.py`)
 _NEVER = float("inf")
 
 
@@ -37,7 +38,16 @@ class ImpliedOrder:
     def _note(self, a: int, b: int, distance) -> None:
         self._from[a][b] = min(self._from[a][b], distance)
 
-    def holds(self, order: int, iterations: int, op) -> bool:
-        """Whether the operation of that order, of so many iterations before, is done when `op` runs."""
-        a = next(n for n, slot in enumerate(self._slots) if slot.order == order)
-        return self._from[a][self._number[op]] <= iterations
+    def cost(self, order: int, iterations: int, op) -> int:
+        """Of a wait before `op` for the operation of that order, of so many iterations before: 0 if the one is done anyway when the other
+        runs; else the more, up to twice, the closer they follow each other in the schedule. Two waits cost more than one. Roles cannot wait
+        for what lies more than `MOST_BEHIND` iterations back, so that such a wait is the last resort.
+        """
+        count = len(self._slots)
+        a, b = next(n for n, slot in enumerate(self._slots) if slot.order == order), self._number[op]
+        if self._from[a][b] <= iterations:
+            return 0
+        if iterations > MOST_BEHIND:
+            return 100 * count
+        between = (iterations + self._slots[b].stage - self._slots[a].stage) * count + b - a
+        return 2 * count - min(between, count)

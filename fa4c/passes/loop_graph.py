@@ -48,6 +48,15 @@ def pipelined_loops(module) -> list:
     return found
 
 
+@dataclass(frozen=True)
+class Place:
+    """Columns of tensor memory that hold one tile: who writes it first in an iteration, and who uses it."""
+
+    words: int
+    writer: int
+    users: tuple[int, ...]
+
+
 @dataclass
 class LoopGraph:
     """`ops[i]` is operation i of `graph`, in program order. Loads are free, as they run ahead, except of what the loop stores."""
@@ -57,6 +66,17 @@ class LoopGraph:
     costs: list[Cost]
     graph: Graph
     versions: list[Version]  # of its register tiles
+    places: list[Place]  # in tensor memory, of what each iteration forms anew
+    room: int  # columns of tensor memory for them, those of accumulators left out
+    in_order: bool  # MMAs finish in the order of issue
+
+    def turns(self, a: Place, b: Place, behind: int) -> list[Edge]:
+        """For two places to share columns: b of each iteration comes between a of `behind` iterations later and the a that follows."""
+        edges = [self._freed(user, b.writer, -behind) for user in a.users] + [self._freed(user, a.writer, 1 + behind) for user in b.users]
+        return [e for e in edges if e.src != e.dst]
+
+    def _freed(self, user: int, writer: int, distance: int) -> Edge:
+        return _before(self.ops, self.costs, self.in_order, user, writer, distance, "it overwrites columns that {src} uses")
 
     def name(self, i: int) -> str:
         """For diagnostics."""
@@ -75,7 +95,8 @@ def build(loop, target) -> LoopGraph:
     stored = [op.target for op in body.ops if isinstance(op, _WRITES)]
     free = frozenset(i for i, op in enumerate(body.ops) if isinstance(op, tile.LoadOp) and op.source not in stored)
     groups = warpgroups(body.ops[0], target)
-    return LoopGraph(loop, body.ops, costs, Graph(tuple(graph_ops), _strongest(edges), free), storage.versions(groups))
+    graph = Graph(tuple(graph_ops), _strongest(edges), free)
+    return LoopGraph(loop, body.ops, costs, graph, storage.versions(groups), *storage.columns(), target.mma.in_order)
 
 
 def data_edges(loop, target) -> tuple[list, list[Edge]]:
@@ -232,11 +253,8 @@ class _Storage:
     def __init__(self, body: _Body, costs: list[Cost], target):
         self.body, self.costs, self.target = body, costs, target
         self.place = {value: value for value in [*body.index, *body.arguments]}
-        self._columns_short = self._columns() - _columns_there([*body.index, *body.arguments], target)
         for i, op in enumerate(body.ops):
             taken = self._taken_over(i, op)
-            if taken is None and self._columns_short > 0:
-                taken = self._dead_columns(i, op)
             if taken is not None:
                 self.place[op.operation.results[0]] = self._find(taken)
         self.copied = [argument for argument in body.arguments if not self._join_carried(argument)]
@@ -283,41 +301,6 @@ class _Storage:
                 return value
         return None
 
-    def _columns(self) -> int:
-        """Columns of tensor memory, were each accumulator and each operand A to have a place of its own."""
-        own = [v for v in self.place if space_of(v.type) == "tmem" and not self._goes_on(v)]
-        return sum(self._words(value) for value in own)
-
-    def _words(self, value) -> int:
-        """32-bit columns of tensor memory that a tile takes, up to where the next one may start."""
-        step = self.target.tmem_step
-        return -(-value.type.shape[1] * value.type.element_type.width // (32 * step)) * step
-
-    def _goes_on(self, value) -> bool:
-        """Whether a value in tensor memory is formed in the place of another one."""
-        op = self.body.ops[self.body.index[value]] if value in self.body.index else None
-        if isinstance(op, tile.MmaOp):
-            return op.acc is not None
-        return isinstance(op, tile.MapOp) and any(v.type == value.type for v in op.inputs)
-
-    def _dead_columns(self, i: int, op):
-        """Where tensor memory is short: a place there of which nobody reads what it holds from this operation on, wide enough to form the
-        result in it. Of several the one read last: those that wait for it wait anyway.
-        """
-        if not isinstance(op, (tile.MapOp, tile.MmaOp)) or space_of(op.out.type) != "tmem" or self._goes_on(op.out):
-            return None
-        last_read = {}
-        for place, writer in self.body.index.items():
-            if writer < i and space_of(place.type) == "tmem" and self._find(place) == place and self._words(place) >= self._words(op.out):
-                held = [value for value in self.place if self._find(value) == place and self.body.index.get(value, i) < i]
-                readers = [r for value in held for r in self.body.readers[value]]
-                if not any(value in self.body.yields for value in held) and all(r < i for r in readers):
-                    last_read[place] = max(readers, default=writer)
-        if not last_read:
-            return None
-        self._columns_short -= self._words(op.out)
-        return max(last_read, key=last_read.get)
-
     def _join_carried(self, argument) -> bool:
         """Whether a carried argument and the value that becomes it are one place."""
         value = self.body.carried[argument]
@@ -352,6 +335,23 @@ class _Storage:
             found.append(Version(self._find(value), size, i, tuple(readers)))
         return found
 
+    def columns(self) -> tuple[list[Place], int]:
+        """The places in tensor memory that each iteration fills anew, and how many columns there are beside all others."""
+        found, room = [], _columns_there([*self.body.index, *self.body.arguments], self.target)
+        for place in dict.fromkeys(self._find(value) for value in self.place if space_of(value.type) == "tmem"):
+            values = [value for value in self.place if self._find(value) == place]
+            if any(value in self.body.carried or value in self.body.yields for value in values):
+                room -= self._words(place)
+            else:
+                users = {i for value in values for i in (*self.body.readers[value], self.body.index[value])}
+                found.append(Place(self._words(place), min(self.body.index[value] for value in values), tuple(sorted(users))))
+        return found, room
+
+    def _words(self, value) -> int:
+        """32-bit columns of tensor memory that a tile takes, up to where the next one may start."""
+        step = self.target.tmem_step
+        return -(-value.type.shape[1] * value.type.element_type.width // (32 * step)) * step
+
     # -- edges
 
     def _buffer_edges(self, value, i: int) -> list[Edge]:
@@ -368,22 +368,17 @@ class _Storage:
             if value in self.body.index:
                 at = writers.index(self.body.index[value])
                 following, distance = (writers[at + 1], 0) if at + 1 < len(writers) else (writers[0], 1)
-                edges += self._before(self.body.index[value], following, distance, "writes")
+                edges.append(self._before(self.body.index[value], following, distance, "writes"))
             else:  # a carried argument holds the last version of the iteration before
                 following, distance = writers[0], 0
             for reader in self.body.readers[value]:
                 if reader != following:
-                    edges += self._before(reader, following, distance, "reads")
+                    edges.append(self._before(reader, following, distance, "reads"))
         return edges
 
-    def _before(self, first: int, second: int, distance: int, does: str) -> list[Edge]:
-        a, b = self.body.ops[first], self.body.ops[second]
-        if self.target.mma.in_order and isinstance(a, tile.MmaOp) and isinstance(b, tile.MmaOp):
-            latency, from_issue = self.costs[first].issue, True
-        else:
-            latency, from_issue = self.costs[first].latency, False
+    def _before(self, first: int, second: int, distance: int, does: str) -> Edge:
         why = f"it overwrites what {{src}} {does}" + (" in the iteration before" if distance else "")
-        return [Edge(first, second, latency, distance, from_issue=from_issue, why=why)]
+        return _before(self.body.ops, self.costs, self.target.mma.in_order, first, second, distance, why)
 
     def _copy_edges(self, argument) -> list[Edge]:
         """The copy is made at the end of the step that computes the value: readers run in later steps, but before the next copy."""
@@ -398,6 +393,13 @@ class _Storage:
             edges.append(Edge(writer, reader, 0, 1, steps=1, ordered=False, why=why.format("{src}")))
             edges.append(Edge(reader, writer, 0, 0, ordered=False, why=why.format("{dst}")))
         return edges
+
+
+def _before(ops, costs: list[Cost], in_order: bool, first: int, second: int, distance: int, why: str) -> Edge:
+    """`first` is done with some storage before `second` writes there."""
+    if in_order and isinstance(ops[first], tile.MmaOp) and isinstance(ops[second], tile.MmaOp):
+        return Edge(first, second, costs[first].issue, distance, from_issue=True, why=why)
+    return Edge(first, second, costs[first].latency, distance, why=why)
 
 
 def _columns_there(values, target) -> int:

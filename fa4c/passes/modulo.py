@@ -119,11 +119,11 @@ def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_
                 break
             try:
                 found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best[1].ii if fits else None, limit=min(limit, left))
+                left -= found.decided
+                found.stages, found.order = assigned, step_order(graph, assigned, found, pinned_order=pinned_order, limit=min(limit, left))
             except Unschedulable as error:
                 failure = failure or error
                 continue
-            left -= found.decided
-            found.stages, found.order = assigned, step_order(graph, assigned, found, pinned_order=pinned_order, limit=min(limit, left))
             key = (excess(assigned, found.order), found.ii, _groups(graph, found.order), total, assigned)
             if best is None or key < best[0]:
                 best = key, found
@@ -132,6 +132,15 @@ def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_
     if best is None:
         raise failure or Unschedulable(_circle(graph))
     return best[1]
+
+
+def promise(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_stage: Mapping[int, int] | None = None,
+            pinned_order: Sequence[int] = ()) -> int | None:
+    """An `ii` that `pipeline` reaches at least: that of the order that reads best. None if no order does."""
+    pinned_stage = dict(pinned_stage or {})
+    depth = stages or max(_depth(graph, movable), 1 + max(pinned_stage.values(), default=0))
+    found = [_first_guess(graph, assigned, pinned_order, None) for _, assigned in _candidates(graph, movable, depth, pinned_stage, set())]
+    return min((guess[0] for guess in found if guess), default=None)
 
 
 def step_distance(edge: Edge, stages: Sequence[int]) -> int:
@@ -432,7 +441,10 @@ def step_order(graph: Graph, stages: Sequence[int], found: Schedule, *, pinned_o
     Ties keep the order of `graph.ops`. Backtracks where this would miss `ii`; after `limit` steps back, the order of the clocks found.
     """
     search = _OrderSearch(graph, stages, pinned_order, limit)
-    return search.extend([], _base(graph, stages), [0] * search.times.count, found.ii) or search.by_clock(found)
+    order = search.extend([], _base(graph, stages), [0] * search.times.count, found.ii) or search.by_clock(found)
+    if len(order) < len(search.before):
+        raise Unschedulable()  # what is pinned goes round in a circle with what is not
+    return order
 
 
 class _OrderSearch:

@@ -62,19 +62,20 @@ def _place_kernel(kernel, target) -> None:
 
 
 def _waits(tiles, conflicts, target) -> dict[tuple[int, int], int]:
-    """Pair of tiles -> how many waits it would take to let them share columns, that the loop would not have anyway; 0 is left out."""
+    """Pair of tiles -> what the waits cost that the loop would not have anyway, were the two to share columns; 0 is left out."""
     implied: dict = {}
     found = {}
     for i, j in itertools.combinations(range(len(tiles)), 2):
-        waits = set()
+        waits = {}
         for a, b in ((i, j), (j, i)) if j not in conflicts[i] else ():
             for first, users in tmem_tiles.overwrites(tiles[a], tiles[b]):
                 loop = first.op.operation.parent
                 if loop not in implied:
                     implied[loop] = ImpliedOrder(loop, target)
-                waits |= {(first.op, order) for order, before in users.items() if not implied[loop].holds(order, before, first.op)}
-        if waits:
-            found[i, j] = len(waits)
+                for order, before in users.items():
+                    waits[first.op, order] = implied[loop].cost(order, before, first.op)
+        if sum(waits.values()):
+            found[i, j] = sum(waits.values())
     return found
 
 

@@ -7,10 +7,12 @@ around its back edge; the clocks each operation takes, by closed formulas over t
 throughputs (`op_costs.py`); and storage (`loop_graph.py`).
 
 Storage: a register tile has one copy, a tile in shared memory has `buffers`. An operation that overwrites a value comes after the last
-reader of the iteration before; results are formed in place where they can be, as an accumulator is. Only MMAs are put off, additions to
-global memory, and what needs their results: to put off other work would keep more tiles alive and free no unit. For attention this
-gives the order of FA-3 (Shah et al. 2024, section 3.2): S = QK of this block, O += PV of the last block, softmax of this block meanwhile,
-then what has to wait for PV.
+reader of the iteration before; results are formed in place where they can be, as an accumulator is. Where the tiles in tensor memory do
+not all fit side by side, some take turns in the same columns; which, is chosen with the order (`shared_columns.py`).
+
+Only MMAs are put off, additions to global memory, and what needs their results: to put off other work would keep more tiles alive and
+free no unit. For attention this gives the order of FA-3 (Shah et al. 2024, section 3.2): S = QK of this block, O += PV of the last block,
+softmax of this block meanwhile, then what has to wait for PV.
 
 Before:  %s = "tile.mma"(%q, %k) {...}
          %p = "tile.map"(%s) ({...}) {...}
@@ -35,7 +37,7 @@ from .. import targets
 from ..ir import tile
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
-from . import loop_graph, modulo, shared_room
+from . import loop_graph, modulo, shared_columns, shared_room
 from ._attn_to_tile_shape import register_budget
 from .loop_graph import LoopGraph
 from .op_costs import warpgroups
@@ -91,9 +93,15 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
     if stages != 1:
         _put_off(graph_of, pins)
     movable = [i for i in graph.stepped() if isinstance(graph_of.ops[i], (tile.MmaOp, tile.GlobalAddOp))]
+
+    asked = dict(stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order))
+    excess = _register_excess(graph_of, target)
     try:
-        found = modulo.pipeline(graph, movable, stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order),
-                                excess=_register_excess(graph_of, target))
+        found = shared_columns.schedule(
+            graph_of,
+            lambda g: modulo.promise(g, movable, **asked),
+            lambda g, limit: modulo.pipeline(g, movable, excess=excess, limit=limit, **asked),
+        )
     except modulo.Unschedulable as error:
         raise _refusal(graph_of, pins, stages, error) from None
     places = _with_loads(graph_of, found, pins)

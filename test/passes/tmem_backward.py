@@ -18,11 +18,11 @@ def order(*words: str) -> dict[str, str]:
 
 
 # The orders of the fact sheet (2.4), each from S of a step on: one CTA, head dim above 64; one CTA, head dim 64; a pair; a pair without
-# overlap. dV of the sheet's "dV'" stands at the beginning of the next step here.
-ONE_CTA = order("dv+1 q s dk+1 dss+1 dq+1 lse p pc dqr+1 sdq+1 add+1 do dp delta ds dst")
-ONE_CTA_64 = order("q s dv+1 dk+1 dss+1 dq+1 lse p pc dqr+1 sdq+1 add+1 do dp delta ds dst")
-PAIR = order("dv+1 q s dk+1 lse p pc do dp dss+1 dq+1 dqr+1 sdq+1 add+1 delta ds dst")
-PAIR_SERIAL = order("q s lse p pc do dp delta ds dst dk dv dss dq dqr sdq add")
+# overlap. What the sheet calls dV(t+1) at the end of a step is dV of the iteration before at the beginning of the next one.
+ONE_CTA = order("dv+1 q s dk+1 dq+1 lse p pc dqr+1 add+1 do dp delta ds dst dss")
+ONE_CTA_64 = order("q s dv+1 dk+1 dq+1 lse p pc dqr+1 add+1 do dp delta ds dst dss")
+PAIR = order("dv+1 q s dk+1 lse p pc do dp dq+1 dqr+1 add+1 delta ds dst dss")
+PAIR_SERIAL = order("q s lse p pc do dp delta ds dst dss dk dv dq dqr add")
 
 
 def program(d: int, dv: int = 0, *, bm: int = 128, bn: int = 128, pair: bool = False, schedule: dict | None = None) -> str:
@@ -41,7 +41,7 @@ def program(d: int, dv: int = 0, *, bm: int = 128, bn: int = 128, pair: bool = F
     arguments = ", ".join(f"%g{name}: {kind}" for name, kind in zip(names, kinds, strict=True))
     s_t, p_t = f"tensor<{bn}x{bm}xf32, #tile.tmem<-1>>", f"tensor<{bn}x{bm}xbf16, #tile.tmem<-1>>"
     s_r, p_r, p_s = f"tensor<{bn}x{bm}xf32, #tile.reg>", f"tensor<{bn}x{bm}xbf16, #tile.reg>", f"tensor<{bn}x{bm}xbf16, #tile.smem>"
-    dq_t, dq_r, dq_s = (f"tensor<{bm}x{dq}xf32, #tile.{space}>" for space in ("tmem<-1>", "reg", "smem"))
+    dq_t, dq_r = (f"tensor<{bm}x{dq}xf32, #tile.{space}>" for space in ("tmem<-1>", "reg"))
     row = f"tensor<1x{bm}xf32, #tile.smem>"
     wide, narrow, whole = (f"tensor<{rows}x{w}xbf16, #tile.smem>" for rows, w in ((bn, d), (bn, dv), (bn, dq)))
     q_s, do_s = f"tensor<{bm}x{d}xbf16, #tile.smem>", f"tensor<{bm}x{dv}xbf16, #tile.smem>"
@@ -110,14 +110,13 @@ def program(d: int, dv: int = 0, *, bm: int = 128, bn: int = 128, pair: bool = F
     {load("delta", "sdelta", "gdelta", "%m0", gf, row)}
     {tile_map("ds", ("dp", "p", "sdelta"), (s_t, s_r, row), p_r, "      %t = arith.subf %x0, %x2 : f32" + chr(10)
               + "      %u = arith.mulf %x1, %t : f32" + chr(10) + "      %y = arith.truncf %u : f32 to bf16")}
-    {tile_map("dst", ("ds",), (p_r,), p_t, "      %w = arith.extf %x0 : bf16 to f32" + chr(10)
-              + "      %y = arith.truncf %w : f32 to bf16").replace("%x0: f32", "%x0: bf16")}
+    {tile_map("dst", ("ds",), (p_r,), p_t, "").replace("%x0: f32", "%x0: bf16").replace("(%y)", "(%x0)")}
     {mma("dk", "dst", "sq", (p_t, q_s), dk_t, "dki")}
     %dss = "tile.to_shared"(%ds) {{{place.get("dss", "").removeprefix(", ")}}} : ({p_r}) -> {p_s}
     {mma("dq", "dss", "skq" if pair else "sk", (p_s, whole if pair else wide), dq_t, flags=", transpose_a = true")}
     {tile_map("dqr", ("dq",), (dq_t,), dq_r, copy)}
-    %sdq = "tile.to_shared"(%dqr) {{{place.get("sdq", "").removeprefix(", ")}}} : ({dq_r}) -> {dq_s}
-    "tile.global_add"(%sdq, %gdq, %m0, %c0) {{dims = array<i64: 0, 1>{place.get("add", "")}}} : ({dq_s}, {gdq}, index, index) -> ()
+    "tile.global_add"(%dqr, %gdq, %m0, %c0) {{dims = array<i64: 0, 1>, staged = 32, buffers = 2{place.get("add", "")}}}
+      : ({dq_r}, {gdq}, index, index) -> ()
     scf.yield %dk1, %dv1 : {dk_t}, {dv_t}
   }}
   {tile_map("dkr", ("dks",), (dk_t,), f"tensor<{bn}x{d}xbf16, #tile.reg>", cast, False)}
