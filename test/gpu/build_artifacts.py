@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compile what `run_gpu.py` runs: each example in both dtypes, and causal, full and softcap for all head dims. Needs no GPU.
 
-    build_artifacts.py DIR [--target sm_90a] [--only causal] [--jobs 2] [--core] [--direction both] [--deterministic]
+    build_artifacts.py DIR [--target sm_90a] [--only causal] [--jobs 2] [--core] [--direction both] [--deterministic] [--of o,lse]
 
-`--core`: only causal and full in bf16, whose speed `run_gpu.py --time` measures. `--direction both`: what is run backward;
-`--deterministic`: with sums in a fixed order (`NAME-det`).
+`--core`: only causal and full in bf16, whose speed `run_gpu.py --time` measures. `--direction both`: what is run backward; `bwd` builds
+faster and leaves out what goes through autograd. `--deterministic`: with sums in a fixed order (`NAME-det`), in bf16.
+`--of o,lse`: with a gradient that arrives through LSE too (`NAME-lse`).
 """
 
 from __future__ import annotations
@@ -21,25 +22,29 @@ HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)]
 ODD_HEAD_DIMS = [(8, 8), (40, 40), (72, 72), (80, 80), (136, 136), (64, 128), (128, 64)]
 
 
-def plan(core: bool) -> list[tuple[str, str, tuple[int, int]]]:
+def plan(core: bool, deterministic: bool = False) -> list[tuple[str, str, tuple[int, int]]]:
     """(example, dtype, head dims) of each artifact."""
     if core:
         return [(name, "bf16", dims) for name in ("causal", "full") for dims in HEAD_DIMS]
-    every = [(path.stem, dtype, (128, 128)) for path in sorted((ROOT / "examples").glob("*.mlir")) for dtype in ("bf16", "fp16")]
-    every += [(name, dtype, dims) for name in ("causal", "full") for dims in HEAD_DIMS for dtype in ("bf16", "fp16")]
+    dtypes = ("bf16",) if deterministic else ("bf16", "fp16")
+    every = [(path.stem, dtype, (128, 128)) for path in sorted((ROOT / "examples").glob("*.mlir")) for dtype in dtypes]
+    every += [(name, dtype, dims) for name in ("causal", "full") for dims in HEAD_DIMS for dtype in dtypes]
+    if deterministic:
+        return list(dict.fromkeys(every))
     every += [("causal", "bf16", dims) for dims in ODD_HEAD_DIMS] + [("softcap", "bf16", (64, 64))]
     return list(dict.fromkeys(every))
 
 
-def name_of(example: str, dtype: str, dims: tuple[int, int], direction: str = "fwd", deterministic: bool = False) -> str:
-    suffix = ("" if direction == "fwd" else f"-{direction}") + ("-det" if deterministic else "")
+def name_of(example: str, dtype: str, dims: tuple[int, int], direction: str = "fwd", deterministic: bool = False, of: str = "") -> str:
+    suffix = ("" if direction == "fwd" else f"-{direction}") + ("-det" if deterministic else "") + ("-lse" if "lse" in of else "")
     return f"{example}-{dtype}-d{dims[0]}" + ("" if dims[0] == dims[1] else f"x{dims[1]}") + suffix + ".fa4c"
 
 
-def build(folder: str, target: str, direction: str, deterministic: bool, example: str, dtype: str, dims: tuple[int, int]) -> str | None:
-    """None, or what went wrong."""
+def build(folder: str, target: str, how: tuple, example: str, dtype: str, dims: tuple[int, int]) -> str | None:
+    """None, or what went wrong. `how`: direction, deterministic, of."""
     import fa4c
 
+    direction, deterministic, of = how
     try:
         made = fa4c.compile(
             ROOT / "examples" / f"{example}.mlir",
@@ -48,8 +53,9 @@ def build(folder: str, target: str, direction: str, deterministic: bool, example
             head_dim=dims,
             direction=direction,
             deterministic=deterministic,
+            of=of.split(",") if of else None,
         )
-        made.save(pathlib.Path(folder) / name_of(example, dtype, dims, direction, deterministic))
+        made.save(pathlib.Path(folder) / name_of(example, dtype, dims, *how))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -64,13 +70,14 @@ def main() -> int:
     ap.add_argument("--core", action="store_true")
     ap.add_argument("--direction", choices=("fwd", "bwd", "both"), default="fwd")
     ap.add_argument("--deterministic", action="store_true")
+    ap.add_argument("--of", default="", help="comma-separated results that have a gradient")
     args = ap.parse_args()
     pathlib.Path(args.folder).mkdir(parents=True, exist_ok=True)
-    how = args.direction, args.deterministic
-    wanted = [p for p in plan(args.core) if not args.only or any(part in name_of(*p, *how) for part in args.only.split(","))]
+    how = args.direction, args.deterministic, args.of
+    wanted = [p for p in plan(args.core, args.deterministic) if not args.only or any(part in name_of(*p, *how) for part in args.only.split(","))]
     start, failed = time.time(), 0
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
-        jobs = {pool.submit(build, args.folder, args.target, *how, *p): p for p in wanted}
+        jobs = {pool.submit(build, args.folder, args.target, how, *p): p for p in wanted}
         for job in concurrent.futures.as_completed(jobs):
             problem = job.result()
             failed += problem is not None

@@ -70,6 +70,7 @@ VALUES = [
     Case(contents, 1, 4, 2, 520, 520, contents=contents)
     for contents in (
         "large scores",
+        "huge scores",
         "all equal",
         "rising maxima",
         "falling maxima",
@@ -79,6 +80,7 @@ VALUES = [
         "extreme v",
     )
 ]
+VALUES += [Case(f"negative scores {s}", 1, 2, 2, s, s, contents="negative scores") for s in (64, 192, 704)]  # B7: S % 128 == 64
 EMPTY = [Case("no keys", 1, 2, 2, 64, 0), Case("no queries", 1, 2, 2, 0, 64), Case("no batch", 0, 2, 2, 64, 64)]
 ALL = SHAPES + SHORT + LAYOUTS + VALUES + EMPTY
 GRADIENTS = [
@@ -111,9 +113,11 @@ def inputs_of(case: Case, semantics: dict, seed: int = 0) -> dict[str, torch.Ten
 
 
 def gradient_of(case: Case, o: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """dO of a case, shaped like `o` (b, s, h, d)."""
+    """dO of a case, shaped like `o` (b, s, h, d), or dLSE (b, h, s)."""
     generator = torch.Generator(device=o.device).manual_seed(seed + 1)
     do = torch.randn(o.shape, generator=generator, device=o.device).to(o.dtype)
+    if do.dim() == 3:
+        return do
     if case.grad == "expanded":  # what `o.sum().backward()` gives
         return torch.ones((), dtype=o.dtype, device=o.device).expand(o.shape)
     if case.grad == "rows 4 MiB apart":  # B10: row offsets pass 2^31 elements
@@ -128,8 +132,8 @@ def _fill(contents: str, given: dict, semantics: dict) -> None:
     q, k, v = given["q"], given["k"], given["v"]
     n = k.shape[1]
     ramp = torch.linspace(0, 1, max(n, 1), device=k.device)[:n, None, None].to(k.dtype)
-    if contents == "large scores":
-        q.mul_(12)
+    if contents in ("large scores", "huge scores"):
+        q.mul_(12 if contents == "large scores" else 300)
     elif contents == "all equal":
         q.zero_()
     elif contents in ("rising maxima", "falling maxima"):  # q . k grows (or falls) with j by some 60 over the sequence

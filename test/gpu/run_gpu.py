@@ -5,7 +5,8 @@
     run_gpu.py DIR --out times.json --time         TFLOP/s of the core sizes (medians, L2 flushed, chip warm)
     run_gpu.py DIR --only causal --cases issue     some artifacts, some cases (substrings)
 
-An artifact of direction both or bwd is run backward: gradients against autograd, memory layouts of dO, autograd, graphs, the bitwise test.
+An artifact of direction both or bwd is run backward: gradients against autograd, memory layouts of dO, graphs, the bitwise test; one of
+direction both through torch's autograd and compiler too. `--jobs 8` runs 8 artifacts side by side, without host times.
 
 Needs torch and cuda-bindings, neither MLIR nor the kernel DSL. The work is done by a child process: if a kernel hangs or faults, that
 artifact is marked and the rest goes on in a new child. Exit status 1 if anything is wrong. Outputs lie between guard
@@ -15,6 +16,7 @@ zones and start as NaN.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -38,6 +40,8 @@ def parse_arguments():
     ap.add_argument("--time", action="store_true", help="measure speed instead of correctness")
     ap.add_argument("--only", default="", help="comma-separated parts of file names")
     ap.add_argument("--cases", default="", help="comma-separated parts of case and check names")
+    ap.add_argument("--skip", default="", help="comma-separated parts of case and check names to leave out")
+    ap.add_argument("--jobs", type=int, default=1, help="artifacts at a time")
     ap.add_argument("--stall", type=float, default=60, help="seconds without progress after which a kernel counts as hanging")
     ap.add_argument("--budget", type=float, default=480, help="seconds for the whole run; what is left then is reported as not run")
     ap.add_argument("--commit", default="", help="the commit to record (default: asks git)")
@@ -55,12 +59,21 @@ def main() -> int:
     if not files:
         print(f"run_gpu: error: no .fa4c file in {folder}", file=sys.stderr)
         return 1
-    rows, deadline = [], time.time() + args.budget
-    machine = None
+    deadline = time.time() + args.budget
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        found = list(pool.map(lambda own: run_files(args, own, deadline), [files[k :: args.jobs] for k in range(args.jobs)]))
+    machine = next((r for part in found for r in part if r["kind"] == "machine"), None)
+    rows = [r for part in found for r in part if r["kind"] not in ("machine", "start")]
+    write_result(args, machine, rows)
+    return report(args, machine, rows)
+
+
+def run_files(args, files: list, deadline: float) -> list[dict]:
+    """All rows of these artifacts, child after child; what was not reached is a failure."""
+    rows = []
     while files and time.time() < deadline:
         done, found, reason = run_child(args, files, deadline)
-        machine = machine or next((r for r in found if r["kind"] == "machine"), None)
-        rows += [r for r in found if r["kind"] != "machine"]
+        rows += found
         files = [f for f in files if f.name not in done]
         if reason and files:
             current = next((r for r in reversed(found) if r["kind"] == "start"), None)
@@ -68,11 +81,7 @@ def main() -> int:
             rows.append(dict(kind="check", artifact=name, case=current["case"] if current else "start", ok=False, note=reason))
             print(f"{name}: {reason}", file=sys.stderr)
             files = [f for f in files if f.name != name]
-    for f in files:
-        rows.append(dict(kind="check", artifact=f.name, case="all", ok=False, note="not run: the budget was used up"))
-    rows = [r for r in rows if r["kind"] != "start"]
-    write_result(args, machine, rows)
-    return report(args, machine, rows)
+    return rows + [dict(kind="check", artifact=f.name, case="all", ok=False, note="not run: the budget was used up") for f in files]
 
 
 def run_child(args, files, deadline):
@@ -80,7 +89,8 @@ def run_child(args, files, deadline):
     with tempfile.TemporaryDirectory() as scratch:
         log = pathlib.Path(scratch) / "rows.jsonl"
         log.touch()
-        command = [sys.executable, __file__, args.folder, "--out", str(log), "--cases", args.cases, "--worker", *map(str, files)]
+        command = [sys.executable, __file__, args.folder, "--out", str(log), "--cases", args.cases]
+        command += ["--skip", args.skip, "--jobs", str(args.jobs), "--worker", *map(str, files)]
         child = subprocess.Popen(command + (["--time"] if args.time else []))
         seen, last, reason = 0, time.time(), ""
         while child.poll() is None:
@@ -118,11 +128,12 @@ def worker(args) -> int:
             name = pathlib.Path(path).name
             say(kind="start", artifact=name, case="load")
             try:
-                artifact = artifact_module.load(path)
+                artifact, begun = artifact_module.load(path), time.time()
                 for event in (times if args.time else checks)(
-                    artifact, args.cases, lambda case, name=name: say(kind="start", artifact=name, case=case)
+                    artifact, Chosen(args), lambda case, name=name: say(kind="start", artifact=name, case=case)
                 ):
-                    say(artifact=name, **event)
+                    say(artifact=name, **event, seconds=round(time.time() - begun, 2))
+                    begun = time.time()
                 synchronize()
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"
@@ -142,7 +153,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def checks(artifact, wanted: str, start):
+def checks(artifact, chosen, start):
     """Events of one artifact: one for each case and each behaviour."""
     import backward
     import behaviours
@@ -151,7 +162,7 @@ def checks(artifact, wanted: str, start):
 
     forward = artifact.direction == "fwd"
     for case in cases.ALL if forward else cases.BACKWARD:
-        if chosen(case.name, wanted):
+        if chosen(case.name):
             start(case.name)
             yield dict(kind="check", case=case.name, sizes=case.sizes, **(run_case if forward else run_backward)(artifact, case))
     if cases.DEVICE != "cuda":
@@ -160,7 +171,7 @@ def checks(artifact, wanted: str, start):
     for check in behaviours.CHECKS if forward else [*backward.CHECKS, *more]:
         if check is behaviours.jit and (artifact.name != "causal" or artifact.manifest["dtype"] != "bf16"):
             continue  # the driver compiles for a second or more: enough for one variant of each head dim
-        if chosen(check.__name__, wanted):
+        if chosen(check.__name__):
             start(check.__name__)
             try:
                 note = check(artifact)
@@ -171,13 +182,20 @@ def checks(artifact, wanted: str, start):
                 note = f"{type(error).__name__}: {error}"
             yield dict(kind="check", case=check.__name__, ok=note is None, note=note or "")
     for measure in (behaviours.host_time,) if forward else backward.HOST_TIMES:
-        if chosen(measure.__name__, wanted) and (forward or artifact.direction == "both"):
+        if chosen.alone and chosen(measure.__name__) and (forward or artifact.direction == "both"):
             start(measure.__name__)
             yield dict(kind="host", case=measure.__name__, us=round(measure(artifact), 2))
 
 
-def chosen(name: str, wanted: str) -> bool:
-    return not wanted or any(part in name for part in wanted.split(","))
+class Chosen:
+    """Which cases and checks are wanted, by name; `alone`: nothing else runs beside them."""
+
+    def __init__(self, args):
+        self.alone = args.jobs == 1
+        self._wanted, self._skipped = ([part for part in text.split(",") if part] for text in (args.cases, args.skip))
+
+    def __call__(self, name: str) -> bool:
+        return not any(part in name for part in self._skipped) and (not self._wanted or any(part in name for part in self._wanted))
 
 
 def run_case(artifact, case) -> dict:
@@ -240,11 +258,11 @@ def finite(x: float):
     return round(x, 4) if x < 1e9 else 1e9
 
 
-def times(artifact, wanted: str, start):
+def times(artifact, chosen, start):
     import timing
 
     for case in timing.sizes_for(artifact):
-        if chosen(case.name, wanted):
+        if chosen(case.name):
             start(case.name)
             yield dict(kind="time", case=case.name, **timing.measure(artifact, case))
 
