@@ -74,7 +74,8 @@ def main() -> int:
     args = ap.parse_args()
     pathlib.Path(args.folder).mkdir(parents=True, exist_ok=True)
     how = args.direction, args.deterministic, args.of
-    wanted = [p for p in plan(args.core, args.deterministic) if not args.only or any(part in name_of(*p, *how) for part in args.only.split(","))]
+    parts = args.only.split(",")
+    wanted = [p for p in plan(args.core, args.deterministic) if any(part in name_of(*p, *how) for part in parts)]
     start, failed = time.time(), 0
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
         jobs = {pool.submit(build, args.folder, args.target, how, *p): p for p in wanted}

@@ -115,11 +115,11 @@ def uniform(r):
     return (r["dk"] == 0).all()
 
 
-CAUSAL, TOP_LEFT = dict(causal=True), dict(causal=True, align="top_left")
+CAUSAL = dict(causal=True)
 WIDE = dict(window=(5000, 5000))
 CASES = [
     Edge("rows that see no key", 90, 20, options=CAUSAL, holds=blind(70)),
-    Edge("a whole block that sees no key", 200, 64, options=CAUSAL, holds=blind(136)),
+    Edge("two blocks that see no key, then one that does", 300, 40, options=CAUSAL, holds=blind(260)),  # B14
     Edge("rows that see no key, LSE in the loss", 90, 20, options=CAUSAL, holds=blind(70), with_lse=True),
     Edge("no keys", 64, 0, hq=2, hkv=2, options=CAUSAL, holds=nothing("o", "dq")),
     Edge("no keys, no mask", 64, 0, hq=2, hkv=2, holds=nothing("o", "dq")),
@@ -135,7 +135,7 @@ CASES = [
     Edge("192", 192, 192, options=CAUSAL),
     Edge("257 x 255", 257, 255),
     Edge("LSE below -100, 64", 64, 64, options=CAUSAL, change=far_below, holds=lambda r: r["lse"].max() < -100),
-    Edge("LSE below -100, 192", 192, 192, options=TOP_LEFT, change=far_below, holds=lambda r: torch.isfinite(r["dq"]).all()),
+    Edge("LSE below -100, 192 queries, no mask", 192, 64, change=far_below, holds=lambda r: torch.isfinite(r["dq"]).all()),
     Edge("all scores equal", 100, 70, change=lambda q, k, v: (0 * q, k, v), holds=uniform),
     Edge("very large scores", 70, 100, change=lambda q, k, v: (300 * q, k, v), holds=lambda r: torch.isfinite(r["dk"]).all()),
     Edge("window wider than the sequence", 70, 100, options=WIDE),

@@ -18,7 +18,7 @@ from runtime_samples import (
 )
 
 import fa4c
-from fa4c import api
+from fa4c import api, torch_ops
 from fa4c.problem import Problem
 from fa4c.runtime import artifact, counters, execute, gradients
 from fa4c.runtime.errors import InputError, NotYetError
@@ -304,6 +304,19 @@ def test_deterministic_is_asked_for(compiler):
     assert compiler[-1] == ("bwd", {"of": ["o", "lse"], "wrt": ["v"]}) and [t.name for t in made.program.outputs] == ["dv"]
     with pytest.raises(InputError, match="did you mean 'both'"):
         fa4c.compile(attention_tree(), direction="boht")
+
+
+@pytest.mark.parametrize("globally", [False, True])
+def test_deterministic_is_asked_for_in_a_graph(compiler, globally):
+    """The operators of torch.compile: by the option, and by torch's switch when the gradient arrives."""
+    q, k, v = qkv()
+    o = torch_ops.attention(q, k, v, None, False, True, "bottom_right", None, None, None, not globally, None, "emulator", None)
+    torch.use_deterministic_algorithms(globally)
+    try:
+        o.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert compiler == [("fwd", {}), ("bwd", {"deterministic": True})]
 
 
 def test_checkpointing(compiler):
