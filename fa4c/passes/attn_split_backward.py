@@ -65,7 +65,7 @@ def _fewest(function, results, target, fuse: bool) -> list[list]:
     """
     scored = [t for t in results if {"m", "n"} & set(t.dims)]
     rest = [t for t in results if t not in scored]
-    by_dim = [[t for t in scored if dim in t.dims] for dim in ("m", "n")]
+    by_dim = [[t for t in scored if dim in t.dims and not (dim == "n" and "m" in t.dims)] for dim in ("m", "n")]  # over both: with queries
     over_keys = sum("n" in t.dims for t in scored)
     divisions = [[scored]] if fuse and not rest and over_keys * 2 > len(scored) else []
     divisions += [[group for group in by_dim if group], [[t] for t in scored]]
@@ -96,8 +96,9 @@ def _fits(group, target, further: int) -> bool:
     """
     over_keys = sum("n" in t.dims for t in group)
     stationary = "n" if over_keys * 2 > len(group) else "m"
-    widths = [t.shape[-1] for t in group if stationary in t.dims and len(t.dims) == 2]
-    streamed = [t.shape[-1] for t in group if stationary not in t.dims and len(t.dims) == 2]
+    summed = [t for t in group if len(t.dims) == 2 and t.shape[-1] is not None]  # what is over queries and keys is no sum over either
+    widths = [t.shape[-1] for t in summed if stationary in t.dims]
+    streamed = [t.shape[-1] for t in summed if stationary not in t.dims]
     if backward_columns(target, widths, streamed) > target.tmem_columns:
         return False
     if any(-(-width // target.mma.k) * target.mma.k % (_GROUPS * _SPAN) for width in streamed):

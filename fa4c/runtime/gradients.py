@@ -82,8 +82,23 @@ def depended_on(forward: dict, of) -> set[str]:
     for op in reversed(forward["body"]):
         if wanted & set(op["out"]):
             exprs = [op["expr"]] if "expr" in op else op.get("exprs", [])
-            wanted.update(op["in"], (node[1] for expr in exprs for node in expr if node[0] == "load"))
+            nodes = [node for expr in exprs for node in _reached(expr)]
+            read = {node[1] for node in nodes if node[0] == "x"} if op["op"] == "map" else range(len(op["in"]))
+            wanted.update((op["in"][k] for k in read), (node[1] for node in nodes if node[0] == "load"))
     return wanted & {a["name"] for a in forward["args"]}
+
+
+def _reached(expr: list) -> list:
+    """The nodes of an expression that its value is computed from."""
+    found, stack = set(), [len(expr) - 1]
+    while stack:
+        number = stack.pop()
+        if number not in found:
+            found.add(number)
+            kind, *operands = expr[number]
+            nodes = {"x": (), "const": (), "index": (), "size": (), "load": operands[1:], "cast": operands[:1]}.get(kind, operands)
+            stack += nodes
+    return [expr[number] for number in sorted(found)]
 
 
 def incoming(forward: dict, backward: dict) -> dict[str, str]:

@@ -1,9 +1,17 @@
 """Every example has a backward that reaches the tile level, plain and deterministic, for all head dims; odd ones reach the warp level."""
 
+import pathlib
+import sys
+
 import compiled
 import pytest
 
+from fa4c.frontend.to_mlir import to_mlir
 from fa4c.ir.diagnostics import Diagnostic
+from fa4c.lowering.compile import compile_text
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "runtime"))
+from runtime_samples import attention_tree  # noqa: E402
 
 EXAMPLES = sorted(path.stem for path in compiled.EXAMPLES.glob("*.mlir"))
 
@@ -23,6 +31,17 @@ def test_a_sum_in_any_order_is_not_deterministic():
     with pytest.raises(Diagnostic, match="'tile.global_add' adds to what other CTAs add to") as caught:
         compiled.level("alibi.mlir", "tile", direction="bwd", deterministic=True)
     assert "wrt=q,k,v" in caught.value.fix
+
+
+def test_a_gradient_over_queries_and_keys_is_refused():
+    """Of a captured bias (m, n): it would be as large as the scores. Frozen, it is read like any table."""
+    text = to_mlir(attention_tree(
+        score=[["x", 0], ["index", "i"], ["index", "j"], ["load", "bias", 1, 2], ["add", 0, 3]], align="top_left",
+        captures=[dict(name="bias", axes=["b", "hq"], dims=["m", "n"], dtype="f32", shape=[None, None])]))  # fmt: skip
+    with pytest.raises(Diagnostic, match="in a way that has no lowering"):
+        compile_text(text, "bias.mlir", direction="bwd", emit="tile")
+    frozen = compile_text(text, "bias.mlir", direction="bwd", emit="tile", overrides=[("attn-derive-backward", "wrt", "q,k,v")])
+    assert frozen.count('role = "output"') == 3
 
 
 @pytest.mark.parametrize("head_dim", [(8, 8), (40, 40), (72, 72), (80, 80), (136, 136), (64, 128), (128, 64)], ids=str)

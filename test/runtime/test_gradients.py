@@ -139,6 +139,8 @@ def test_what_results_depend_on():
     tree = attention_tree(score=ALIBI_SCORE, captures=[SLOPES])
     assert gradients.depended_on(tree, ["o"]) == {"q", "k", "v", "slopes"}
     assert gradients.depended_on(tree, ["lse"]) == {"q", "k", "slopes"}
+    constant = attention_tree(score=[["x", 0], ["const", 1.0, "f32"]])  # B20: reads the score and leaves it
+    assert gradients.depended_on(constant, ["o"]) == {"v"} and gradients.depended_on(constant, ["lse"]) == set()
 
 
 # -- tolerance -----------------------------------------------------------------------------------------------------------------------------
