@@ -373,7 +373,9 @@ class TurnGiveOp(Operation, name="turn_give"):
 
 
 class FenceAsyncOp(Operation, name="fence_async"):
-    """This thread's writes to shared memory become visible to the async proxy (TMA, wgmma)."""
+    """This thread's writes to shared memory become visible to the async proxy (TMA, MMAs); with `cluster` those to its peer's too."""
+
+    cluster: Any = optional(ir.BoolAttr, "false")
 
 
 # ------------------------------------------------------------------------------------------------------------ data movement
@@ -438,13 +440,15 @@ class SyncWarpOp(Operation, name="sync_warp"):
 
 class StoreSharedOp(Operation, name="store_shared"):
     """buffer[slot] = fragment, 16-bit elements by stmatrix, f32 by pairs; each warpgroup what it holds. Without `slot`: buffer[0]. With
-    `first`, as many columns of the fragment from that one on as the buffer has.
+    `first`, as many columns of the fragment from that one on as the buffer has. With `exchange` what a pair of CTAs does in `tile.exchange`
+    along columns: of each row, half goes to this CTA's buffer, half to the peer's, into its rows of the two.
     """
 
     buffer: ext.Operand[Any]
     source: ext.Operand[Any]
     slot: ext.Operand[Any] | None
     first: Any = optional(ir.IntegerAttr)
+    exchange: Any = optional(ir.BoolAttr, "false")
 
     def verify_op(self) -> bool:
         buffer, source = self.buffer.type, self.source.type
@@ -453,6 +457,10 @@ class StoreSharedOp(Operation, name="store_shared"):
         if self.slot is not None and not is_slot_number(self.slot):
             return op_error(self, f"has slot of type {self.slot.type}", why="a buffer's slot is an index")
         rows, columns = list(buffer.shape)[1:]
+        if self.exchange.value:
+            if cluster_around(self) != 2 or self.first is not None:
+                return op_error(self, "exchanges with a peer", why="its kernel has no pairs, or it takes a part", fix="set cluster = 2")
+            rows, columns = rows // 2, 2 * columns
         first = self.first.value if self.first is not None else 0
         part = self.first is not None and first >= 0 and first + columns <= source.shape[1]
         if rows != source.shape[0] or buffer.element_type != source.element_type or not (columns == source.shape[1] or part):
@@ -464,7 +472,8 @@ class StoreSharedOp(Operation, name="store_shared"):
 
 class TmaStoreOp(Operation, name="tma_store"):
     """Box of `map`'s tensor at `coords` = buffer[slot], or += it with `add`, each warpgroup what it holds, by one thread of it; rows
-    out of bounds are dropped. `row` names the coordinate that runs along rows."""
+    out of bounds are dropped. `row` names the coordinate that runs along rows. With `fold` the lower half of a warpgroup's rows lies beside
+    the upper half, that many columns further."""
 
     map: ext.Operand[Any]
     buffer: ext.Operand[Any]
@@ -472,10 +481,13 @@ class TmaStoreOp(Operation, name="tma_store"):
     row: ir.IntegerAttr
     add: Any = optional(ir.BoolAttr, "false")
     slot: Any = optional(ir.IntegerAttr, "0 : i64")
+    fold: Any = optional(ir.IntegerAttr)
 
     def verify_op(self) -> bool:
         if not _moves_boxes(self):
             return False
+        if self.fold is not None and self.fold.value < self.buffer.type.shape[2]:
+            return op_error(self, f"has fold = {self.fold.value}", why=f"the halves of its rows would overlap in {self.buffer.type}")
         if not 0 <= self.slot.value < self.buffer.type.shape[0]:
             return op_error(self, f"has slot = {self.slot.value}", why=f"its buffer has {self.buffer.type.shape[0]}")
         if self.add.value and str(self.buffer.type.element_type) != "f32":

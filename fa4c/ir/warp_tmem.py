@@ -90,7 +90,8 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
     thread are done in the order of their issue.
 
     With `ctas` = 2 a thread of the pair's first CTA does so for both CTAs: each has its own rows of acc and a, at the same addresses, and
-    in `b` half of the columns, the first CTA the left half.
+    in `b` half of the columns, the first CTA the left half. `folded`, a CTA has 64 rows, and the right half of its columns of acc lies below
+    the left half (PTX ISA, data path layout B).
     """
 
     acc: ext.Operand[Any]
@@ -103,6 +104,7 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
     transpose_b: Any = optional(ir.BoolAttr, "false")
     reader: Any = optional(ir.IntegerAttr, "0 : i64")
     ctas: Any = optional(ir.IntegerAttr, "1 : i64")
+    folded: Any = optional(ir.BoolAttr, "false")
     accumulate: ir.BoolAttr
 
     def verify_op(self) -> bool:
@@ -125,11 +127,14 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
         if not has_ctas(self) or not self._fits_its_memory():
             return False
         columns *= self.ctas.value
-        if a_shape[1] != depth_b or list(self.acc.type.shape) != [a_shape[0], columns]:
+        folds = 2 if self.folded.value else 1
+        if folds == 2 and (self.ctas.value == 1 or space_of(self.a.type) != "smem"):
+            return op_error(self, "is folded", why="that is how 64 rows of a pair's 128 lie, of a in shared memory", fix="remove folded")
+        if a_shape[1] != depth_b or list(self.acc.type.shape) != [a_shape[0] * folds, columns // folds]:
             return op_error(self, f"multiplies {a_shape} by {b_shape} into {list(self.acc.type.shape)}", why="the sizes do not fit")
         if columns % 16 or not 16 <= columns <= 256:
             return op_error(self, f"has {columns} columns", why="tcgen05.mma takes 16 to 256 columns, a multiple of 16 (PTX ISA)")
-        blocks = a_shape[0] // LANES
+        blocks = a_shape[0] * folds // LANES
         if not 0 <= self.block.value < blocks:
             return op_error(self, f"has block = {self.block.value}", why=f"{a_shape[0]} rows are {blocks} blocks of {LANES}")
         return depth_b % 16 == 0 or op_error(self, f"sums over {depth_b}", why="16-bit tcgen05.mma sums over 16 a step (PTX ISA)")

@@ -119,7 +119,8 @@ class TileRules:
 
     def tma_store(self, op) -> None:
         span, slabs, rows, _ = self._slab(op.buffer)
-        self._check_box(op, [self.layout.rows, span])
+        folds = 2 if op.fold is not None else 1
+        self._check_box(op, [self.layout.rows // folds, span])
         shares = self._shares(op.buffer.type, 1)
         copy, how = ("cp_async_bulk_tensor_reduce", ", prims.TMARedux.ADD") if op.add.value else ("cp_async_bulk_tensor_global_shared_cta", "")
         slot = f"{op.slot.value * self._stage(op.buffer)} + " if op.slot.value else ""
@@ -129,8 +130,11 @@ class TileRules:
             if shares > 1:
                 place = f"(wg * {slabs // shares} + {slab})"
                 part = f"{place} * {rows * span}"
-            coords = self._coords(op.coords, f"{place} * {span}", op.row.value if shares == 1 else None)
-            self.top(f"prims.{copy}({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {slot}{part}{how}, ({coords}))")
+            for fold in range(folds):  # the lower half of the rows goes to other columns
+                column, behind = (f" + {op.fold.value}", f" + {self.layout.rows // 2 * span}") if fold else ("", "")
+                row, offset = (op.row.value if shares == 1 else None), f"wg * {self.layout.rows // folds}"
+                coords = self._coords(op.coords, f"{place} * {span}{column}", row, offset)
+                self.top(f"prims.{copy}({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {slot}{part}{behind}{how}, ({coords}))")
 
     def _check_box(self, op, want) -> None:
         box = [size for size in op.map.owner.opview.box]

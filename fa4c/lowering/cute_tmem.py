@@ -68,16 +68,17 @@ class TmemRules:
     # -- MMAs
 
     def tcgen05_mma(self, op) -> None:
-        _, columns = op.acc.type.shape
+        folds = 2 if op.folded.value else 1
+        rows, columns = warp_tmem.LANES // folds, op.acc.type.shape[1] * folds  # of one instruction, in one CTA
         depth = op.a.type.shape[-2 if op.transpose_a.value else -1]
         dtype = dsl_type(op.a.type.element_type)
         block, ctas, a_major = op.block.value, op.ctas.value, not op.transpose_a.value
         major = "" if a_major else "a_major=1, "
         key = self._declare(
-            ("idesc", columns, dtype, op.transpose_a.value, op.transpose_b.value),
+            ("idesc", rows, columns, dtype, op.transpose_a.value, op.transpose_b.value),
             lambda name: [
                 f"{name} = prims.Tcgen05InstrDesc.build(c_dtype=Float32, a_dtype={dtype}, b_dtype={dtype}, "
-                f"m_dim={warp_tmem.LANES * ctas}, n_dim={columns}, {major}b_major={0 if op.transpose_b.value else 1})"
+                f"m_dim={rows * ctas}, n_dim={columns}, {major}b_major={0 if op.transpose_b.value else 1})"
             ],
             "shape",
         )
@@ -199,9 +200,21 @@ class TmemRules:
         place = self.operand(op.buffer) + (f" + {self.operand(op.slot)} * {self._stage(op.buffer)}" if op.slot is not None else "")
         first = op.first.value if op.first is not None else 0
         self.top(comment(op))
+        if op.exchange.value:
+            self._exchange_rows(op, place, rows, columns)
+            return
         self.top(
             f"store_row({place}, row0, {self.operand(op.source)}, {first}, {columns}, {rows}, {op.buffer.owner.opview.swizzle.value})"
         )
+
+    def _exchange_rows(self, op, place: str, rows: int, columns: int) -> None:
+        """This CTA's half of a row into its own buffer, the other half into the peer's; in both to the rows that are this CTA's."""
+        span = op.buffer.owner.opview.swizzle.value
+        for rank in range(2):
+            with self.top.block(f"if cta_rank == {rank}:"):
+                row = f"row0 + {rank * rows // 2}" if rank else "row0"
+                self.top(f"store_row({place}, {row}, {self.operand(op.source)}, {rank * columns}, {columns}, {rows}, {span})")
+                self.top(f"send_row({place}, {1 - rank}, {row}, {self.operand(op.source)}, {(1 - rank) * columns}, {columns}, {rows}, {span})")
 
     def store_one_row(self, op) -> None:
         target, rank = op.target, op.target.type.rank

@@ -77,6 +77,19 @@ def store_row(pointer, row, source, first, columns, rows, swizzle):
         piece = cute.make_tensor((source.iterator + (first + c * chunk)).align(16), cute.make_layout(chunk))
         cute.autovec_copy(piece, cute.make_tensor(place, cute.make_layout(chunk)))
 ''',
+    "send_row": '''
+def send_row(pointer, peer, row, source, first, columns, rows, swizzle):
+    """`store_row` into the shared memory of CTA `peer` of the cluster."""
+    chunk, spans = 16 * 8 // source.element_type.width, swizzle // 16
+    there = prims.inline_ptx("mapa.shared::cluster.u32 $0, $1, $2;", write_only_types=[Int32], read_only_args=[pointer.toint(), Int32(peer)])
+    at = there + row * swizzle
+    twist = row * swizzle // 128 % spans
+    words = cute.recast_tensor(source, Int32)
+    for c in range(columns // chunk):
+        address = at + c // spans * (rows * swizzle) + (c % spans ^ twist) * 16
+        piece = [words[(first + c * chunk) * source.element_type.width // 32 + i] for i in range(4)]
+        prims.inline_ptx("st.shared::cluster.v4.b32 [$0], {$1, $2, $3, $4};", read_only_args=[address, *piece])
+''',
     "store_halves": '''
 def store_halves(target, at, a, b, kind):
     """target[at], target[at + 1] = a, b, converted by one instruction; `kind`: bf16x2 or f16x2, whose upper half is the first operand."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..ir import tile
+from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import column_of
 from . import tmem_tiles
@@ -88,7 +88,8 @@ class _SharedTile:
 def _written_operands(kernel) -> dict:
     """Tiles in shared memory that threads write and MMAs read."""
     read = {v for op in operations_in(kernel) if isinstance(op, tile.MmaOp) for v in (op.a, op.b)}
-    return {op.out: _SharedTile(op.out) for op in operations_in(kernel) if isinstance(op, tile.ToSharedOp) and op.out in read}
+    written = [op.out for op in operations_in(kernel) if isinstance(op, (tile.ToSharedOp, tile_pair.ExchangeOp))]
+    return {value: _SharedTile(value) for value in written if value in read}
 
 
 class _Run:

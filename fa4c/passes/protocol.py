@@ -183,6 +183,7 @@ class _Machine(TmemRules):
         self.tmem_accesses, self.tmem_content, self.tmem_unread = [], {}, {}
         self.mma_reads = {}  # (agent, buffer) -> number of the last tcgen05 MMA that reads it
         self.operand_writes = {}  # buffer that tcgen05 MMAs read -> {agent: its clock at the fence behind its last write, inf before it}
+        self.sent = set()  # (agent, buffer) of what was written to the peer's memory too
         self.last_read, self.overwritten = {}, set()
         for value in program.shared_scalars:
             scalars.value(value)
@@ -707,7 +708,7 @@ class _Machine(TmemRules):
 
     def fence_async(self, agent, op) -> None:
         agent.fenced |= agent.wrote
-        self.fence_operands(agent)
+        self.fence_operands(agent, op.cluster.value)
         for (buffer, _), cell in agent.cells.items():
             if not cell.fenced:
                 cell.fenced, cell.visible_from = True, self._barriers(agent, buffer) + 1

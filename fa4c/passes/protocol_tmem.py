@@ -112,11 +112,14 @@ class TmemRules:
         """Threads write a buffer that MMAs may read."""
         self.check_mma_reads(agent, op, op.buffer, "a buffer")
         self.operand_writes.setdefault(op.buffer, {})[agent] = math.inf
+        if op.exchange.value:
+            self.sent.add((agent, op.buffer))
         agent.lanes_wrote = agent.lanes_wrote or op.buffer in self.program.mma_operands
 
-    def fence_operands(self, agent) -> None:
-        for writes in self.operand_writes.values():
-            if writes.get(agent) == math.inf:
+    def fence_operands(self, agent, cluster: bool) -> None:
+        """What an agent wrote to its peer's memory too wants a fence of the cluster."""
+        for buffer, writes in self.operand_writes.items():
+            if writes.get(agent) == math.inf and (cluster or (agent, buffer) not in self.sent):
                 writes[agent] = self.tick(agent)
 
     def _read_operand(self, agent, op, buffer) -> None:

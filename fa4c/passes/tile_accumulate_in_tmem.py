@@ -20,7 +20,7 @@ After:   %s = "tile.mma"(%q, %k) ... -> tensor<256x128xf32, #tile.tmem<-1>> %pc 
 from __future__ import annotations
 
 from .. import targets
-from ..ir import tile
+from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of, tile_type
@@ -48,7 +48,7 @@ def tile_accumulate_in_tmem(module: ir.Module) -> None:
         if space_of(op.a.type) == "reg":
             _move_operand(op)
             _put_behind(op)
-        elif isinstance(op.a.owner.opview, tile.ToSharedOp):
+        elif isinstance(op.a.owner.opview, (tile.ToSharedOp, tile_pair.ExchangeOp)):
             op.a.owner.attributes["buffers"] = _i64(1)
     for op in operations:
         if isinstance(op, tile.GlobalAddOp) and isinstance(getattr(op.x.owner, "opview", None), tile.ToSharedOp):

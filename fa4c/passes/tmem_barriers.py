@@ -71,7 +71,7 @@ class Links:
         behind_writes = {op for op in map(_next_signal, shared) if op is not None}
         for op in shared:
             with ir.InsertionPoint.after(op.operation):
-                warp.FenceAsyncOp(loc=op.location)
+                warp.FenceAsyncOp(cluster=ir.BoolAttr.get(True) if op.exchange.value else None, loc=op.location)
         for op in list(_walk(block)):
             if isinstance(op, warp_tmem.TmemLoadOp):
                 with ir.InsertionPoint.after(op.operation):
@@ -149,7 +149,7 @@ class Issuer(_Consumer):
                 warp_tmem.Tcgen05MmaOp(
                     acc=op.acc, a=op.a, b=op.b, a_state=state.get(op.a), b_state=state.get(op.b),
                     block=op.block, transpose_a=op.transpose_a, transpose_b=op.transpose_b, accumulate=op.accumulate,
-                    ctas=op.attributes.get("ctas"),
+                    ctas=op.attributes.get("ctas"), folded=op.attributes.get("folded"),
                 )  # fmt: skip
             self._give_back(last, op)
         op.operation.erase()

@@ -8,7 +8,7 @@ that touch it work on a few columns at a time. Who waits for whom: `handoffs.py`
 
 from __future__ import annotations
 
-from ..ir import tile, warp, warp_tmem
+from ..ir import tile, tile_pair, warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir
 from ..ir.tile import column_of, space_of
@@ -211,6 +211,7 @@ class _TmemRole(_Role):
             super().global_add(op, env)
             return
         width, part, slots = op.x.type.shape[1], op.staged.value, op.buffers.value
+        fold = _i64(width) if op.folded.value else None
         *others, column = self.scalars(op.coords, env)
         for number, first in enumerate(range(0, width, part)):
             with op.location:
@@ -220,8 +221,16 @@ class _TmemRole(_Role):
             warp.StoreSharedOp(buffer=buffer, source=self.fragment(op.x), slot=slot, first=_i64(first), loc=op.location)
             warp.TmaStoreOp(
                 map=self.kernel.maps[op], buffer=buffer, coords=[*others, at], row=_i64(list(op.dims)[0]), add=ir.BoolAttr.get(True),
-                slot=_i64(number % slots), loc=op.location,
+                slot=_i64(number % slots), fold=fold, loc=op.location,
             )  # fmt: skip
+
+    def exchange(self, op, env) -> None:
+        if op.axis.value != 1 or op.x.type.shape[0] != warp_tmem.LANES:
+            raise op_diagnostic(op, f"exchanges halves of {op.x.type} along axis {op.axis.value}", why="a thread has a whole row, of which "
+                                "it sends half", fix=f"exchange columns of {warp_tmem.LANES} rows")
+        warp.StoreSharedOp(
+            buffer=self.kernel.buffers[op.out], source=self.fragment(op.x), slot=None, exchange=ir.BoolAttr.get(True), loc=op.location
+        )
 
     def splat(self, op, env) -> None:
         if space_of(op.out.type) != "tmem":
@@ -265,6 +274,7 @@ class _Issuer(_TmemRole):
             transpose_b=op.transpose_b,
             reader=self._reader(op, op.a, op.b),
             ctas=self.kernel.pair(),
+            folded=op.attributes.get("folded"),
             accumulate=ir.BoolAttr.get(op.acc is not None),
             loc=op.location,
         )
@@ -294,10 +304,11 @@ def _check(op) -> None:
             raise op_diagnostic(op, f"sums {op.acc.type} into {op.out.type}", why="it sums in place", fix="give both the same column")
         for name, value in (("a", op.a), ("b", op.b)):
             made = getattr(value.owner, "opview", None)
-            if isinstance(made, tile.ToSharedOp) and made.buffers.value > 1:
+            written = isinstance(made, (tile.ToSharedOp, tile_pair.ExchangeOp))
+            if written and made.buffers.value > 1:
                 raise op_diagnostic(op, f"reads {name}, which has {made.buffers.value} buffers",
                                     why="the role that writes it and the one that issues MMAs take turns at one", fix="give it buffers = 1")
-            if op.out.type.shape[0] > warp_tmem.LANES and isinstance(made, tile.ToSharedOp):
+            if op.out.type.shape[0] > warp_tmem.LANES and written:
                 raise op_diagnostic(op, f"reads {name} from shared memory that this CTA wrote, for {op.out.type.shape[0]} rows",
                                     why="row blocks would wait for each other", fix=f"use tiles of {warp_tmem.LANES} rows")
     if isinstance(op, tile.FromSharedOp) or (isinstance(op, tile.GlobalAddOp) and op.x.type.rank == 2 and not _is_staged(op)):

@@ -504,7 +504,8 @@ class _Consumer:
             elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"))
             with ir.InsertionPoint(elect.body.blocks.append()):
                 add, slot = op.attributes.get("add"), op.attributes.get("slot")
-                warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row, add=add, slot=slot)
+                fold = op.attributes.get("fold")
+                warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row, add=add, slot=slot, fold=fold)
                 warp.StoreCommitOp()
         op.operation.erase()
 

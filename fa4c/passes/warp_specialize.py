@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 
 from .. import targets
-from ..ir import tile, warp
+from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
 from ..ir.tile import space_of
@@ -135,7 +135,7 @@ class _Kernel:
         """Byte offsets of all smem tiles: (offset, stages, swizzle); of a staged addition, under the operation itself. What is written last
         may lie over what was loaded once, if it must.
         """
-        tiles = [(op, op.out) for op in self.all_ops if isinstance(op, (tile.LoadOp, tile.ToSharedOp))]
+        tiles = [(op, op.out) for op in self.all_ops if isinstance(op, (tile.LoadOp, tile.ToSharedOp, tile_pair.ExchangeOp))]
         tiles.sort(key=lambda pair: is_row(pair[1]))  # rows last: they need less alignment than what would come behind them
         self.placed, at = {}, BARRIER_BYTES
         for op in self.all_ops:
@@ -182,7 +182,7 @@ class _Kernel:
                 self._check_stored(op, _stored(op))
                 self._tensor_map(op, op.target, _stored(op).type, self.group_rows)
             elif _is_staged(op):
-                self._tensor_map(op, op.target, _part_of(op), self.group_rows)
+                self._tensor_map(op, op.target, _part_of(op), self.group_rows // (2 if op.folded.value else 1))
 
     def _check_stored(self, op, value) -> None:
         rows, copies = value.type.shape[0], self.placed[value][1]
@@ -600,6 +600,9 @@ class _Role:
             slot = self.slot(op.out, env)
         warp.StoreSharedOp(buffer=self.kernel.buffers[op.out], source=self.fragment(op.x), slot=slot, loc=op.location)
 
+    def exchange(self, op, env) -> None:
+        raise op_diagnostic(op, "exchanges what lies in quads of lanes", why="halves of rows are stored a row a thread so far")
+
     def global_add(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
         if space_of(op.x.type) == "smem":
@@ -655,6 +658,7 @@ _RULES = {
     tile.VoteAnyOp: _Role.vote_any,
     tile.FromSharedOp: _Role.from_shared,
     tile.ToSharedOp: _Role.to_shared,
+    tile_pair.ExchangeOp: _Role.exchange,
     tile.StoreOp: _Role.store,
     tile.GlobalAddOp: _Role.global_add,
     tile.WaitCountOp: _Role.wait_count,
