@@ -117,7 +117,7 @@ def cause_of(op) -> str:
 
 
 def _exchange(op, target) -> Counter:
-    """Both halves of the tile are written here, the one for the peer to be sent from there."""
+    """Half of the tile is written here, half in the memory of the peer, whose half comes here meanwhile."""
     size = bytes_of(op.x.type)
     return Counter({"smem_ds": size, "smem_written": size, "dsmem": size // 2})
 
@@ -204,10 +204,11 @@ def _wgmma(op, role) -> Counter:
 
 def _tcgen05_mma(op, role) -> Counter:
     """Of a pair of CTAs what both do: each its own rows, and reading the half of b that it has."""
-    n, k = op.acc.type.shape[1], op.a.type.shape[-2 if op.transpose_a.value else -1]
-    a = warp_tmem.LANES * k * warp.bits_of(op.a.type.element_type) // 8 if space_of(op.a.type) == "smem" else 0
+    folds = 2 if op.folded.value else 1
+    rows, n, k = warp_tmem.LANES // folds, op.acc.type.shape[1] * folds, op.a.type.shape[-2 if op.transpose_a.value else -1]
+    a = rows * k * warp.bits_of(op.a.type.element_type) // 8 if space_of(op.a.type) == "smem" else 0
     ctas = op.ctas.value
-    return Counter({"mma": ctas * 2 * warp_tmem.LANES * n * k, "smem_operands": ctas * (bytes_of(op.b.type) + a)})
+    return Counter({"mma": ctas * 2 * rows * n * k, "smem_operands": ctas * (bytes_of(op.b.type) + a)})
 
 
 def _store_shared(op, role) -> Counter:
@@ -217,7 +218,7 @@ def _store_shared(op, role) -> Counter:
         cause = "smem_ds"
     else:
         cause = "smem_dq" if any(isinstance(reader, warp.TmaStoreOp) and reader.add.value for reader in readers) else "smem_results"
-    return Counter({cause: size, "smem_written": size})
+    return Counter({cause: size, "smem_written": size, "dsmem": size // 2 if op.exchange.value else 0})
 
 
 def _load_fragment(op, role) -> Counter:

@@ -90,8 +90,8 @@ class Tcgen05MmaOp(Operation, name="tcgen05_mma"):
     thread are done in the order of their issue.
 
     With `ctas` = 2 a thread of the pair's first CTA does so for both CTAs: each has its own rows of acc and a, at the same addresses, and
-    in `b` half of the columns, the first CTA the left half. `folded`, a CTA has 64 rows, and the right half of its columns of acc lies below
-    the left half (PTX ISA, data path layout B).
+    in `b` half of the columns, the first CTA the left half. `folded`, a CTA has 64 rows, and the right half of its columns of acc lies
+    below the left half (PTX ISA, data path layout B).
     """
 
     acc: ext.Operand[Any]

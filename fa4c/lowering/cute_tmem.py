@@ -119,9 +119,9 @@ class TmemRules:
         self.top(f"prims.tcgen05_commit({where}{both})")
 
     def arrive(self, op) -> None:
-        to = ", 0" if self._pipe(op.state).owner.opview.leader.value else ""
+        full, leader = self._full(op.state), self._pipe(op.state).owner.opview.leader.value
         with self.top.block("if prims.elect_sync():"):
-            self.top(f"cute.arch.mbarrier_arrive({self._full(op.state)}{to})")
+            self.top(f"arrive_at_leader({full})" if leader else f"cute.arch.mbarrier_arrive({full})")
 
     # -- between tensor memory and registers
 

@@ -157,6 +157,7 @@ _NEEDS = {
     "exchange_if": ["select"],
     "store_pair": ["select"],
     "tmem_load": ["tmem_pieces"],
+    "arrive_at_leader": ["pair_barrier"],
     "tmem_store": ["tmem_pieces"],
     "exp2_pair": ["add_pair", "sub_pair", "fma_pair", "pair"],
     "tanh_pair": ["add_pair", "mul_pair", "fma_pair", "pair"],

@@ -11,6 +11,11 @@ def pair_barrier(pointer):
     """An mbarrier as copies of a pair want it, which clear the bit of its address that tells the two CTAs apart."""
     return cutlass.make_array_view(cute.make_tensor(pointer, cute.make_layout((1,))))
 ''',
+    "arrive_at_leader": '''
+def arrive_at_leader(pointer):
+    """Arrive on an mbarrier of the pair's first CTA, behind what this thread knows to be written in either CTA."""
+    prims.mbarrier_arrive(prims.mapa(pair_barrier(pointer), 0), scope=prims.MemScope.CLUSTER)
+''',
     "tmem_pieces": '''
 def tmem_pieces(words):
     """(first column, columns) of each instruction that moves `words` columns: powers of two, at most 32."""
@@ -81,8 +86,8 @@ def store_row(pointer, row, source, first, columns, rows, swizzle):
 def send_row(pointer, peer, row, source, first, columns, rows, swizzle):
     """`store_row` into the shared memory of CTA `peer` of the cluster."""
     chunk, spans = 16 * 8 // source.element_type.width, swizzle // 16
-    there = prims.inline_ptx("mapa.shared::cluster.u32 $0, $1, $2;", write_only_types=[Int32], read_only_args=[pointer.toint(), Int32(peer)])
-    at = there + row * swizzle
+    mapa = "mapa.shared::cluster.u32 $0, $1, $2;"
+    at = prims.inline_ptx(mapa, write_only_types=[Int32], read_only_args=[pointer.toint(), Int32(peer)]) + row * swizzle
     twist = row * swizzle // 128 % spans
     words = cute.recast_tensor(source, Int32)
     for c in range(columns // chunk):
