@@ -147,7 +147,7 @@ def _global_add(op, target) -> Counter:
 
 
 def _add_count(op, target) -> Counter:
-    return Counter({"atomics": op_costs.warpgroups(op, target)})
+    return Counter({"atomics": op.counter.type.shape[-1]})
 
 
 def _map(op, target) -> Counter:
@@ -193,6 +193,11 @@ def _tma_store(op, role) -> Counter:
     return Counter({"smem_dq" if op.add.value else "smem_results": size, "smem_bulk": size})
 
 
+def _tma_add(op, role) -> Counter:
+    size = bytes_of(op.buffer.type)
+    return Counter({"smem_dq": size, "smem_bulk": size})
+
+
 def _wgmma(op, role) -> Counter:
     """Each warpgroup reads all of b and its 64 rows of a; where they share 64 rows, its columns of b and all of a."""
     m, n = op.acc.type.shape
@@ -217,8 +222,12 @@ def _store_shared(op, role) -> Counter:
     if any(isinstance(reader, (warp.WgmmaOp, warp_tmem.Tcgen05MmaOp)) for reader in readers):
         cause = "smem_ds"
     else:
-        cause = "smem_dq" if any(isinstance(reader, warp.TmaStoreOp) and reader.add.value for reader in readers) else "smem_results"
+        cause = "smem_dq" if any(_adds(reader) for reader in readers) else "smem_results"
     return Counter({cause: size, "smem_written": size, "dsmem": size // 2 if op.exchange.value else 0})
+
+
+def _adds(op) -> bool:
+    return isinstance(op, warp.TmaAddOp) or (isinstance(op, warp.TmaStoreOp) and op.add.value)
 
 
 def _load_fragment(op, role) -> Counter:
@@ -242,7 +251,7 @@ def _warp_global_add(op, role) -> Counter:
 
 
 def _warp_add_count(op, role) -> Counter:
-    return Counter({"atomics": role.warpgroups})
+    return Counter({"atomics": op.counter.type.shape[-1]})
 
 
 def _warp_map(op, role, folded) -> Counter:
@@ -299,7 +308,8 @@ def address_words(kernel) -> Counter:
 
 
 _WARP = {
-    warp.TmaLoadOp: _tma_load, warp.TmaStoreOp: _tma_store, warp.WgmmaOp: _wgmma, warp_tmem.Tcgen05MmaOp: _tcgen05_mma,
+    warp.TmaLoadOp: _tma_load, warp.TmaStoreOp: _tma_store, warp.TmaAddOp: _tma_add, warp.WgmmaOp: _wgmma,
+    warp_tmem.Tcgen05MmaOp: _tcgen05_mma,
     warp.StoreSharedOp: _store_shared, warp.LoadFragmentOp: _load_fragment, warp.LoadColumnsOp: _load_columns,
     warp.GlobalAddOp: _warp_global_add, warp.AddCountOp: _warp_add_count, warp.ReduceOp: _warp_reduce, warp.VoteAnyOp: _warp_vote,
     warp_tmem.TmemLoadOp: _tmem_load, warp_tmem.TmemStoreOp: _tmem_store,

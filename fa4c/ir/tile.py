@@ -648,7 +648,8 @@ class GlobalAddOp(Scheduled, name="global_add"):
 class WaitCountOp(Scheduled, name="wait_count"):
     """Wait until `counter` at `coords` is `count`: that many CTAs have called `add_count` there, and what they added before is complete.
 
-    `counter` holds i32, and has in its last dimension one for each compute warpgroup, which waits and counts on its own.
+    `counter` holds i32, and has in its last dimension one for each compute warpgroup, which waits and counts on its own where registers are
+    added, or a single one where tiles of shared memory are: a warp of its own adds these.
     """
 
     counter: ext.Operand[Any]

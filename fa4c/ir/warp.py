@@ -310,6 +310,16 @@ class ReleaseOp(Operation, name="release"):
         return _made_by(self, "state", self.state, StateOp)
 
 
+class ArriveOp(Operation, name="arrive"):
+    """One lane of each warp arrives on the slot's full barrier, of a pipe with `leader` on that of the pair's first CTA; for all lanes only
+    behind a `sync_warp`, if they wrote what it guards."""
+
+    state: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return _made_by(self, "state", self.state, StateOp)
+
+
 class AdvanceOp(Operation, name="advance"):
     """Go to the next slot, and to the other phase after the last one."""
 
@@ -439,9 +449,12 @@ class SyncWarpOp(Operation, name="sync_warp"):
 
 
 class StoreSharedOp(Operation, name="store_shared"):
-    """buffer[slot] = fragment, 16-bit elements by stmatrix, f32 by pairs; each warpgroup what it holds. Without `slot`: buffer[0]. With
-    `first`, as many columns of the fragment from that one on as the buffer has. With `exchange` what a pair of CTAs does in `tile.exchange`
-    along columns: of each row, half goes to this CTA's buffer, half to the peer's, into its rows of the two.
+    """buffer[slot] = fragment, 16-bit elements by stmatrix, f32 by pairs; each warpgroup what it holds. With `first`, as many columns of
+    the fragment from that one on as the buffer has. With `exchange` what a pair of CTAs does in `tile.exchange` along columns: of each row,
+    half goes to this CTA's buffer, half to the peer's, into its rows of the two.
+
+    `slot`: its number, an index; the place in a pipe, for a buffer that another role takes over (absent until `warp-insert-barriers`
+    has run); else buffer[0].
     """
 
     buffer: ext.Operand[Any]
@@ -454,8 +467,8 @@ class StoreSharedOp(Operation, name="store_shared"):
         buffer, source = self.buffer.type, self.source.type
         if not (_is_buffer(self, self.buffer) and _is_fragment(self, "source", self.source)):
             return False
-        if self.slot is not None and not is_slot_number(self.slot):
-            return op_error(self, f"has slot of type {self.slot.type}", why="a buffer's slot is an index")
+        if self.slot is not None and not is_slot_number(self.slot) and not _made_by(self, "slot", self.slot, StateOp):
+            return False
         rows, columns = list(buffer.shape)[1:]
         if self.exchange.value:
             if cluster_around(self) != 2 or self.first is not None:
@@ -495,12 +508,32 @@ class TmaStoreOp(Operation, name="tma_store"):
         return 0 <= self.row.value < len(self.coords) or op_error(self, f"has row = {self.row.value}, but {len(self.coords)} coordinates")
 
 
+class TmaAddOp(Operation, name="tma_add"):
+    """Box of `map`'s tensor at `coords` += buffer[slot], f32, by one thread; rows out of bounds are dropped.
+
+    Another role writes the buffer and hands it over through a pipe. `state` is absent until `warp-insert-barriers` has run.
+    """
+
+    map: ext.Operand[Any]
+    buffer: ext.Operand[Any]
+    state: ext.Operand[Any] | None
+    coords: Sequence[ext.Operand[Any]]
+
+    def verify_op(self) -> bool:
+        if not _moves_boxes(self) or not (self.state is None or _made_by(self, "state", self.state, StateOp)):
+            return False
+        return str(self.buffer.type.element_type) == "f32" or op_error(
+            self, f"adds {self.buffer.type.element_type}", why="sums over CTAs are f32"
+        )
+
+
 class StoreCommitOp(Operation, name="store_commit"):
-    """Close a group of TMA stores."""
+    """Close a group of TMA stores and additions."""
 
 
 class WaitCountOp(Operation, name="wait_count"):
-    """One thread of each warpgroup waits until its number in `counter` at `coords` is `count`; the last dimension is the warpgroup."""
+    """One thread of each warpgroup waits until its number in `counter` at `coords` is `count`; the last dimension is the warpgroup, of
+    size 1 in a role without warpgroups."""
 
     counter: ext.Operand[Any]
     count: ext.Operand[Any]
@@ -521,7 +554,8 @@ class AddCountOp(Operation, name="add_count"):
 
 
 class StoreWaitOp(Operation, name="store_wait"):
-    """Wait until at most `pending` groups of this thread's TMA stores still read shared memory, or with `complete` still write."""
+    """Wait until at most `pending` groups of this thread's TMA stores and additions still read shared memory, or with `complete` still
+    write."""
 
     pending: ir.IntegerAttr
     complete: Any = optional(ir.BoolAttr, "false")

@@ -162,15 +162,6 @@ class Tcgen05CommitOp(Operation, name="tcgen05_commit"):
         )
 
 
-class ArriveOp(Operation, name="arrive"):
-    """One lane of each warp arrives on the slot's full barrier; of a pipe with `leader`, on that of the pair's first CTA."""
-
-    state: ext.Operand[Any]
-
-    def verify_op(self) -> bool:
-        return made_by(self, "state", self.state, StateOp)
-
-
 class TmemLoadOp(Operation, name="tmem_load"):
     """target = source, each warpgroup its row block; complete at the next `tmem_wait {kind = "load"}`."""
 

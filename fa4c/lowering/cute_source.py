@@ -89,8 +89,8 @@ class _Kernel(TileRules, TmemRules, MapRules):
     def _tensor_name(self, value) -> str:
         """The tensor that is copied into or out of a buffer, or through a pipe; "tile" where that is none."""
         for op in self.operations():
-            if isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp)):
-                state = op.state if isinstance(op, warp.TmaLoadOp) else None
+            if isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp, warp.TmaAddOp)):
+                state = None if isinstance(op, warp.TmaStoreOp) else op.state
                 if value == op.buffer or (state is not None and value == state.owner.opview.pipe):
                     return parameters.entries_of(self.launch)[op.map.owner.opview.tensor]["name"]
         return "tile"
@@ -357,6 +357,11 @@ class _Kernel(TileRules, TmemRules, MapRules):
             with self.unrolled("peer", ctas) as peer:
                 self.top(f"cute.arch.mbarrier_arrive({self._empty(op.state)}, {peer})")
 
+    def arrive(self, op) -> None:
+        full, leader = self._full(op.state), self._pipe(op.state).owner.opview.leader.value
+        with self.top.block("if prims.elect_sync():"):
+            self.top(f"arrive_at_leader({full})" if leader else f"cute.arch.mbarrier_arrive({full})")
+
     def advance(self, op) -> None:
         stages = self._pipe(op.state).owner.opview.stages.value
         slot, phase = self.operand(op.state), self.values[op.state, "phase"]
@@ -425,6 +430,7 @@ _RULES = {
     warp.ArmOp: _Kernel.arm,
     warp.WaitOp: _Kernel.wait,
     warp.ReleaseOp: _Kernel.release,
+    warp.ArriveOp: _Kernel.arrive,
     warp.AdvanceOp: _Kernel.advance,
     warp.ElectOp: _Kernel.elect,
     warp.BarrierOp: _Kernel.barrier,
@@ -434,6 +440,7 @@ _RULES = {
     warp.FenceAsyncOp: _Kernel.fence_async,
     warp.TmaLoadOp: _Kernel.tma_load,
     warp.TmaStoreOp: _Kernel.tma_store,
+    warp.TmaAddOp: _Kernel.tma_add,
     warp.StoreCommitOp: _Kernel.store_commit,
     warp.StoreWaitOp: _Kernel.store_wait,
     warp.LoadColumnsOp: _Kernel.load_columns,

@@ -74,7 +74,7 @@ class TileRules:
         return warp.stage_bytes(buffer) * 8 // warp.bits_of(buffer.type.element_type)
 
     def _slot_offset(self, op) -> str:
-        """Where the slot of a load into registers begins, in elements: "" or "slot * 64 + "."""
+        """Where the slot that an operation names by its state begins, in elements: "" or "slot * 64 + "."""
         stages = op.buffer.type.shape[0]
         return f"{self.operand(op.state)} * {self._stage(op.buffer)} + " if op.state is not None and stages > 1 else ""
 
@@ -136,6 +136,17 @@ class TileRules:
                 coords = self._coords(op.coords, f"{place} * {span}{column}", row, offset)
                 self.top(f"prims.{copy}({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {slot}{part}{behind}{how}, ({coords}))")
 
+    def tma_add(self, op) -> None:
+        span, slabs, rows, _ = self._slab(op.buffer)
+        self._check_box(op, [rows, span])
+        self.top(comment(op))
+        with self.unrolled("slab", slabs) as slab:
+            part = f"{self._slot_offset(op)}{slab} * {rows * span}"
+            self.top(
+                f"prims.cp_async_bulk_tensor_reduce({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {part}, prims.TMARedux.ADD, "
+                f"({self._coords(op.coords, f'{slab} * {span}')}))"
+            )
+
     def _check_box(self, op, want) -> None:
         box = [size for size in op.map.owner.opview.box]
         got = [size for size in box[:-1] if size != 1] or [1]
@@ -154,9 +165,10 @@ class TileRules:
         self.top(f"cute.arch.cp_async_bulk_wait_group({op.pending.value}, read={not op.complete.value})")
 
     def _counter(self, op) -> str:
-        """The address of this warpgroup's number."""
+        """The address of this warpgroup's number, or of the only one."""
         terms = [f"Int64({self.operand(c)}) * {self.parameter_name[('stride', op.counter, axis)]}" for axis, c in enumerate(op.coords)]
-        return f"{self.parameter_name[('pointer', op.counter)]} + 4 * ({' + '.join([*terms, 'Int64(wg)'])})"
+        own = ["Int64(wg)"] if self.role.active.value >= 4 else []
+        return f"{self.parameter_name[('pointer', op.counter)]} + 4 * ({' + '.join([*terms, *own]) or 'Int64(0)'})"
 
     def wait_count(self, op) -> None:
         self.top(comment(op))
@@ -209,7 +221,7 @@ class TileRules:
         turned = swizzle == 128
         row0, _ = self._first_element(op.source.type)
         xor, first = self.names.fresh("xor"), self.names.fresh("first")
-        slot = f"{self.operand(op.slot)} * {rows * slabs * span} + " if op.slot is not None else ""
+        slot = f"{self.operand(op.slot)} * {rows * slabs * span} + " if op.slot is not None and op.buffer.type.shape[0] > 1 else ""
         part = f" + wg * {slabs // shares * rows * span}" if shares > 1 else ""
         self.top(comment(op))
         self.top(f"{xor} = {row0} * {swizzle} // 128 % {swizzle // 16}" + (f" ^ {row0} % 2 * 4" if turned else ""))

@@ -118,11 +118,6 @@ class TmemRules:
         both = ", multicast_mask=3, group=prims.CTAGroup.CTA_2" if op.ctas.value == 2 else ""
         self.top(f"prims.tcgen05_commit({where}{both})")
 
-    def arrive(self, op) -> None:
-        full, leader = self._full(op.state), self._pipe(op.state).owner.opview.leader.value
-        with self.top.block("if prims.elect_sync():"):
-            self.top(f"arrive_at_leader({full})" if leader else f"cute.arch.mbarrier_arrive({full})")
-
     # -- between tensor memory and registers
 
     def tmem_load(self, op) -> None:
@@ -283,7 +278,6 @@ TMEM_RULES = {
     warp_tmem.TmemOp: TmemRules.tmem,
     warp_tmem.Tcgen05MmaOp: TmemRules.tcgen05_mma,
     warp_tmem.Tcgen05CommitOp: TmemRules.tcgen05_commit,
-    warp_tmem.ArriveOp: TmemRules.arrive,
     warp_tmem.TmemLoadOp: TmemRules.tmem_load,
     warp_tmem.TmemStoreOp: TmemRules.tmem_store,
     warp_tmem.TmemWaitOp: TmemRules.tmem_wait,

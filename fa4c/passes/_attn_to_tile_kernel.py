@@ -43,10 +43,11 @@ class Unnormalised:
 
 
 class Kernel:
-    """Emits into the current insertion point; `padded` rounds a head dim up to what the tensor cores take; `workspaces` are names."""
+    """Emits into the current insertion point; `padded` rounds a head dim up to what the tensor cores take; `workspaces` are names;
+    `added`: copies in shared memory of what is added to memory."""
 
-    def __init__(self, plan: Plan, shape: Shape, padded, tensors: dict, workspaces=frozenset()):
-        self.plan, self.shape, self.padded, self.workspaces = plan, shape, padded, workspaces
+    def __init__(self, plan: Plan, shape: Shape, padded, tensors: dict, workspaces=frozenset(), added: int = 1):
+        self.plan, self.shape, self.padded, self.workspaces, self.added = plan, shape, padded, workspaces, added
         self.frame = Frame(plan, shape, tensors)
         self.values: dict = {}  # attn value -> tile, or Unnormalised
         self.statistics: dict[int, Statistics] = {}
@@ -242,7 +243,7 @@ class Kernel:
         a = ToSharedOp(x=self.values[op.a], buffers=_i64(STREAMED_BUFFERS), out=_in_shared(self.values[op.a].type)).out
         kind = tile_type([self.shape.block_n, self._width(op.out)], "f32", "reg")
         part = MmaOp(a=a, b=self._row_tile(self.plan.tensors[op.b]), acc=None, transpose_a=ir.BoolAttr.get(True), out=kind).out
-        staged = ToSharedOp(x=part, out=_in_shared(kind)).out
+        staged = ToSharedOp(x=part, buffers=_i64(self.added) if self.added > 1 else None, out=_in_shared(kind)).out
         self.frame.add(staged, self._result_of(op.out), self._column0)
 
     def _result_of(self, value):

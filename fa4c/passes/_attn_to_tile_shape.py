@@ -22,6 +22,7 @@ _PRODUCER_REGISTERS = 24
 _BARRIER_BYTES = 1024
 _DEFAULT_BUFFERS = 2
 STREAMED_BUFFERS = 2  # copies in shared memory of what an MMA sums over rows
+_MOST_ADDED = 2  # copies of a sum's part that is being added to memory: one is written while the other is read
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Demand:
     softmaxes: int
     streamed: tuple[int, ...] = ()  # widths of f32 tiles with block_n rows, made of each block
     products: int = 1  # GEMMs that make scores
-    column_values: bool = False  # whether maps of scores take one value a column from memory
+    column_values: int = 0  # vectors of which maps of scores take one value a column from memory
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,15 @@ def problem_with(demand: Demand, target, shape: Shape) -> str:
     if smem > target.smem_bytes:
         return f"it needs {smem} bytes of shared memory, but a CTA has {target.smem_bytes}"
     return ""
+
+
+def copies_of_added(demand: Demand, target, shape: Shape) -> int:
+    """Copies in shared memory of each part that is added to memory: as many as fit, up to two; sums in tensor memory go by parts."""
+    if target.mma.accumulator != "reg":
+        return 1
+    one = 4 * shape.block_n * sum(demand.streamed)
+    rows = 4 * shape.buffers * shape.block_n * demand.column_values
+    return max([1, *(n for n in range(1, _MOST_ADDED + 1) if _smem(demand, shape) + rows + (n - 1) * one <= target.smem_bytes)])
 
 
 def _registers(demand: Demand, target, shape: Shape) -> int:

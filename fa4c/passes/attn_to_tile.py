@@ -8,7 +8,8 @@ grew, and are divided by the row sum once at the end.
 Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks need no mask; other masks are evaluated in every block.
 Columns past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`. Where the best one depends
 on the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`. Several
-functions become kernels that one host launches in order; results with `attn.workspace` are memory between them.
+functions become kernels that one host launches in order; results with `attn.workspace` are memory between them. `add-buffers`: copies in
+shared memory of a part of a sum over several CTAs, on its way to memory (0: two if they fit).
 
 Before:  %s = "attn.gemm"(%q, %k) {transpose_b = true} ...   %p, %lse = "attn.softmax"(%s) ...   %o = "attn.gemm"(%pc, %v) ...
 After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile.kernel" with
@@ -30,7 +31,7 @@ from ._attn_to_tile_configurations import MEASURED, choose_configurations
 from ._attn_to_tile_frame import dim_of
 from ._attn_to_tile_kernel import Kernel
 from ._attn_to_tile_plan import Plan, Score, Streamed, Total, make_plan
-from ._attn_to_tile_shape import Demand
+from ._attn_to_tile_shape import Demand, copies_of_added
 from ._tile_map import erase_unused
 from .registry import register_pass
 from .tile_l2_hints import hint_loads
@@ -40,8 +41,10 @@ _ALIGNED_ELEMENTS = 4  # rows of f32 workspaces start at multiples of 16 bytes, 
 
 @register_pass("attn-to-tile")
 def attn_to_tile(
-    module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffers: int = 0, configurations: str = MEASURED
+    module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffers: int = 0, add_buffers: int = 0, configurations: str = MEASURED
 ) -> None:
+    if add_buffers < 0:
+        raise Diagnostic(f"add_buffers={add_buffers} is no count", fix="give a positive number, or 0 for as many as fit, up to two")
     functions = attn_functions(module)
     if not functions:
         raise Diagnostic("there are 0 attn functions to lower", where=module.operation.location, fix="start from an attn file")
@@ -61,7 +64,9 @@ def attn_to_tile(
     for plan, chosen in kernels:
         with ir.InsertionPoint(plan.function), plan.function.location:
             for configuration in chosen:
-                _emit_kernel(plan, host.kernel_name(plan, configuration, chosen), configuration, lambda size: _padded(size, step), host)
+                name = host.kernel_name(plan, configuration, chosen)
+                copies = add_buffers or copies_of_added(demand_of(plan, step), target, configuration.shape)
+                _emit_kernel(plan, name, configuration, lambda size: _padded(size, step), host, copies)
         plan.function.operation.erase()
 
 
@@ -118,7 +123,7 @@ def demand_of(plan: Plan, step: int) -> Demand:
         softmaxes,
         tuple(streamed),
         _products(plan),
-        any(tensor.dims == (plan.columns,) for tensor in plan.tensors.values()),
+        sum(tensor.dims == (plan.columns,) for tensor in plan.tensors.values()),
     )
 
 
@@ -260,12 +265,13 @@ class _Host:
         return ir.DictAttr.get(entry)
 
 
-def _emit_kernel(plan: Plan, name: str, configuration, padded, host: _Host) -> None:
+def _emit_kernel(plan: Plan, name: str, configuration, padded, host: _Host, added: int) -> None:
     kernel = KernelOp(sym_name=ir.StringAttr.get(name))
     names = host.of(plan)
     block = kernel.body.blocks.append(*[host.tensors[name][3] for name in names], arg_locs=[kernel.location] * len(names))
+    tensors = dict(zip(names, block.arguments, strict=True))
     with ir.InsertionPoint(block):
-        Kernel(plan, configuration.shape, padded, dict(zip(names, block.arguments, strict=True)), frozenset(host.workspaces)).emit()
+        Kernel(plan, configuration.shape, padded, tensors, frozenset(host.workspaces), added=added).emit()
     erase_unused(block)
     hint_loads(kernel, *configuration.l2)
 

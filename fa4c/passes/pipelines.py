@@ -37,13 +37,10 @@ SM90A_BACKWARD = {
     "warp": "warp-insert-barriers,warp-check",
 }
 
-# dQ in a kernel of its own: no CTA adds to what another one writes, so there is no order to keep. Gradients of tensors that all CTAs share
-# are refused (`lowering/compile.py`).
+# Where CTAs add to one dQ they take turns. Gradients of tensors that all CTAs share are refused (`lowering/compile.py`).
 SM90A_BACKWARD_DETERMINISTIC = {
     **SM90A_BACKWARD,
-    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=false},attn-outline-kernels,"
-            "attn-transpose-recompute,attn-simplify-mask",
-    "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
+    "tile": "tile-deterministic-reduction,tile-pipeline,tile-lpt-grid,tile-persistent",
 }
 
 SM100A_BACKWARD = {

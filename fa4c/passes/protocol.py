@@ -112,6 +112,18 @@ class _Cell:
     free_from: int = 0  # the role's barrier from which on the last read is known to be complete
 
 
+@dataclass(frozen=True)
+class _Store:
+    """A TMA store or addition under way."""
+
+    op: object
+    slot: _Slot | None = None  # that it reads, of a buffer that was handed over
+
+    @property
+    def adds(self) -> bool:
+        return isinstance(self.op, warp.TmaAddOp) or self.op.add.value
+
+
 @dataclass
 class _Place:
     """A state operand: slot, parity, and what its agent did with the slot."""
@@ -157,6 +169,7 @@ class _Agent:
         self.cells = {}  # (buffer, slot) -> _Cell, of buffers that MMAs read and this role's threads write
         self.group_barriers = 0
         self.fenced, self.synced = set(), set()  # buffers written here: after the proxy fence, after the barrier
+        self.handing = {}  # place in a pipe -> how far its slot is on the way to another role: "written", "fenced", "synced"
         self.wrote, self.unread = set(), {}  # buffers written here, and by which operation if nothing read them since
         self.fence_seen, self.unfenced = False, set()  # fragments accessed since the last wgmma.fence
         self.defined = set()  # fragments with a value
@@ -238,7 +251,7 @@ class _Machine(TmemRules):
                 )
             if agent.open_stores or agent.store_groups:
                 raise op_diagnostic(
-                    (agent.open_stores or agent.store_groups[0])[0],
+                    (agent.open_stores or agent.store_groups[0])[0].op,
                     "may still read shared memory when its role ends",
                     why="the CTA's memory is given away while TMA copies from it",
                     fix="put warp.store_commit and warp.store_wait {pending = 0} after it",
@@ -456,6 +469,9 @@ class _Machine(TmemRules):
                     why="the producer may overwrite it now",
                     fix="put warp.wgmma_wait before it",
                 )
+        if any(store.slot is slot for group in [agent.open_stores, *agent.store_groups] for store in group):
+            raise op_diagnostic(op, "releases a slot that an addition may still read", why="it is asynchronous",
+                                fix="put warp.store_commit and warp.store_wait {pending = 0} before it")
         if any(s is slot for s in agent.unsynced):
             raise op_diagnostic(
                 op,
@@ -544,7 +560,7 @@ class _Machine(TmemRules):
             raise op_diagnostic(
                 op,
                 "reads a slot of its buffer that was not waited for",
-                why="TMA may still be writing it",
+                why="who fills it may still be writing it",
                 fix="put warp.wait before it, and warp.release after",
             )
         self._check_stage(op, buffer, place)
@@ -553,7 +569,7 @@ class _Machine(TmemRules):
                 op,
                 "reads a buffer by the state of another one",
                 why="what its pipeline has filled is a different buffer",
-                fix="name the state of the pipeline into which the buffer was loaded",
+                fix="name the state of the pipeline that the buffer goes through",
             )
         if any((cta, buffer) in self.overwritten for cta in self.ctas_of(agent, op)):
             raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
@@ -568,10 +584,11 @@ class _Machine(TmemRules):
         self.touch(agent, op)
 
     def sync_warp(self, agent, op) -> None:
-        if not agent.unsynced and not agent.lanes_wrote:
-            raise op_diagnostic(op, "synchronises lanes that did nothing", why="no load into registers, or write, came before it",
-                                fix="remove it")
-        agent.unsynced, agent.lanes_wrote = [], False
+        if not agent.unsynced and not agent.lanes_wrote and "fenced" not in agent.handing.values() and agent.turn_known_to != "one":
+            raise op_diagnostic(op, "synchronises lanes that did nothing", why="no load into registers, or write, came before it, and no "
+                                "wait for a turn", fix="remove it")
+        agent.unsynced, agent.lanes_wrote, agent.turn_known_to = [], False, ""
+        agent.handing = {state: "synced" if how == "fenced" else how for state, how in agent.handing.items()}
 
     def _read_written(self, agent, op, buffer, number: int) -> None:
         """An MMA reads a slot that threads of the role write: all writers whose part it reads must have written it as often as this one."""
@@ -651,11 +668,29 @@ class _Machine(TmemRules):
 
     # -- shared memory of threads
 
+    def _write_slot(self, agent, op) -> None:
+        """A slot that another role takes over."""
+        place = agent.places[op.slot]
+        if not place.acquired:
+            raise op_diagnostic(op, "writes a slot that was not acquired", why="who takes it over may not be done with its last content",
+                                fix="put warp.acquire before it")
+        self._check_stage(op, op.buffer, place)
+        self.slot(place).buffers = {op.buffer}
+        agent.handing[op.slot] = "written"
+
+    def check_handed_over(self, agent, op) -> None:
+        if self._arrivals(agent.places[op.state]) and agent.handing.pop(op.state, "") != "synced":
+            raise op_diagnostic(op, "hands a slot over before its warp's writes can be seen", why="the lanes' writes reach TMA by a fence "
+                                "of each, and one lane arrives for its warp", fix="put warp.fence_async and then warp.sync_warp before it")
+
     def store_shared(self, agent, op) -> None:
         self.touch(agent, op)
         self._check_overwrite(agent, op, op.buffer)
+        if op.slot is not None and not warp.is_slot_number(op.slot):
+            self._write_slot(agent, op)
+            return
         number = 0 if op.slot is None else agent.scalars.value(op.slot)
-        stored = [_stored_slot(store) for group in [agent.open_stores, *agent.store_groups] for store in group]
+        stored = _stored_slots([store for group in [agent.open_stores, *agent.store_groups] for store in group])
         if (op.buffer, number) in [*agent.drained, *stored]:
             raise op_diagnostic(
                 op,
@@ -709,6 +744,7 @@ class _Machine(TmemRules):
     def fence_async(self, agent, op) -> None:
         agent.fenced |= agent.wrote
         self.fence_operands(agent, op.cluster.value)
+        agent.handing = {state: "fenced" if how == "written" else how for state, how in agent.handing.items()}
         for (buffer, _), cell in agent.cells.items():
             if not cell.fenced:
                 cell.fenced, cell.visible_from = True, self._barriers(agent, buffer) + 1
@@ -721,8 +757,13 @@ class _Machine(TmemRules):
                 why="writes of threads reach TMA by a fence and a barrier",
                 fix="put warp.fence_async and warp.barrier before it",
             )
-        agent.open_stores.append(op)
-        agent.unread.pop(_stored_slot(op), None)
+        agent.open_stores.append(_Store(op))
+        agent.unread.pop((op.buffer, op.slot.value), None)
+
+    def tma_add(self, agent, op) -> None:
+        if op.state is None:
+            raise op_diagnostic(op, "has no pipe", why="nobody says that its buffer is written", fix="run warp-insert-barriers")
+        agent.open_stores.append(_Store(op, self._check_slot(agent, op, op.buffer, op.state)))
 
     # -- additions in turn
 
@@ -738,7 +779,7 @@ class _Machine(TmemRules):
         agent.turn_known_to = "one"
 
     def add_count(self, agent, op) -> None:
-        if agent.adding or any(store.add.value for store in [*agent.open_stores, *agent.incomplete]):
+        if agent.adding or any(store.adds for store in [*agent.open_stores, *agent.incomplete]):
             raise op_diagnostic(
                 op,
                 "counts before what the warpgroup added is there",
@@ -755,7 +796,7 @@ class _Machine(TmemRules):
 
     def store_wait(self, agent, op) -> None:
         done = max(0, len(agent.store_groups) - op.pending.value)
-        agent.drained |= {_stored_slot(store) for group in agent.store_groups[:done] for store in group}
+        agent.drained |= set(_stored_slots([store for group in agent.store_groups[:done] for store in group]))
         agent.store_groups = agent.store_groups[done:]
         if op.complete.value:
             agent.incomplete = [store for group in agent.store_groups for store in group]
@@ -807,9 +848,9 @@ class _Machine(TmemRules):
         self._arrive(self.barriers.setdefault((op.id.value + (agent.group + 1) % groups, "turn"), [0, 0]), 2)
 
 
-def _stored_slot(store) -> tuple:
-    """(buffer, slot) that a TMA store reads."""
-    return store.buffer, store.slot.value
+def _stored_slots(stores: list) -> list:
+    """(buffer, slot) of what TMA stores read of their own role's buffers."""
+    return [(store.op.buffer, store.op.slot.value) for store in stores if isinstance(store.op, warp.TmaStoreOp)]
 
 
 def fragments_touched(op) -> tuple[set, set]:
@@ -848,6 +889,8 @@ _RULES = {
     warp.StoreSharedOp: _Machine.store_shared,
     warp.FenceAsyncOp: _Machine.fence_async,
     warp.TmaStoreOp: _Machine.tma_store,
+    warp.TmaAddOp: _Machine.tma_add,
+    warp.ArriveOp: _Machine.arrive,
     warp.StoreCommitOp: _Machine.store_commit,
     warp.StoreWaitOp: _Machine.store_wait,
     warp.LoadColumnsOp: _Machine.plain_read,

@@ -151,6 +151,7 @@ class TmemRules:
             self._fill(agent, op, place, 1, cta)
 
     def arrive(self, agent, op) -> None:
+        self.check_handed_over(agent, op)
         if agent.stores:
             raise op_diagnostic(op, "signals before what its role stored to tensor memory is there", why="stores are asynchronous",
                                 fix='put warp.tmem_wait {kind = "store"} before it')
@@ -248,7 +249,6 @@ def tmem_fragments_touched(op) -> tuple[set, set]:
 TMEM_RULES = {
     warp_tmem.Tcgen05MmaOp: TmemRules.tcgen05_mma,
     warp_tmem.Tcgen05CommitOp: TmemRules.tcgen05_commit,
-    warp_tmem.ArriveOp: TmemRules.arrive,
     warp_tmem.TmemLoadOp: TmemRules.tmem_load,
     warp_tmem.TmemStoreOp: TmemRules.tmem_store,
     warp_tmem.TmemWaitOp: TmemRules.tmem_wait,

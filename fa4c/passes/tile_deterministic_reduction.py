@@ -13,7 +13,7 @@ Nobody waits forever, however few CTAs run at once: a CTA only waits for CTAs of
 Before:  "tile.global_add"(%x, %dq, %b, %row, %h, %c0)
 After:   "tile.wait_count"(%counter, %turn, %b, %row, %h);  "tile.global_add"(...);  "tile.add_count"(%counter, %b, %row, %h)
 
-Runs before tile-pipeline, on a grid of one CTA a block of x: without tile-lpt-grid and tile-persistent. Source: the deterministic backward
+Runs before tile-pipeline and whatever changes the grid. Source: the deterministic backward
 of FlashAttention (dQ semaphores; Dao 2023), order from the diagonal outwards as in its causal schedule.
 """
 
@@ -45,12 +45,13 @@ def tile_deterministic_reduction(module: ir.Module) -> None:
         if len(set(backwards)) > 1:
             raise op_diagnostic(adds[backwards.index(not backwards[0])], "needs another order of the grid than the kernel's first addition",
                                 why="a grid runs one way", fix="split the kernel: attn-split-backward")
-        count = _Arguments(kernel, launches, warpgroups(adds[0], target))
+        count = _Arguments(kernel, launches)
         last = count.last_block(ranges[0].place)
         if backwards[0]:
             _reverse(ranges[0].place, last)
         for add, found in zip(adds, ranges, strict=True):
-            _order(add, found, count.counter(add), last)
+            counters = warpgroups(add, target) if space_of(add.x.type) == "reg" else 1  # one warp adds what lies in shared memory
+            _order(add, found, count.counter(add, counters), last)
 
 
 @dataclass
@@ -67,7 +68,7 @@ def _range_of(add, kernel) -> _Range:
     place = next((op for op in operations_in(kernel) if isinstance(op, tile.ProgramIdOp)), None)
     if add.x.type.rank == 1:
         raise op_diagnostic(add, "adds all rows to one element", why="only blocks of rows have an order so far",
-                            fix="compute that result in a kernel of its own")
+                            fix="derive without that gradient (--set attn-derive-backward.wrt=q,k,v), or leave out --deterministic")
     if place is None:
         raise op_diagnostic(add, "is not made for blocks of a grid", why="the kernel does not ask for its place")
     row = list(add.dims)[0]
@@ -233,8 +234,8 @@ _INVERSES = {
 class _Arguments:
     """New arguments of a kernel: one counter for each target, and the number of its last block of x."""
 
-    def __init__(self, kernel, launches, groups: int):
-        self.kernel, self.launches, self.groups = kernel, launches, groups
+    def __init__(self, kernel, launches):
+        self.kernel, self.launches = kernel, launches
         self.counters: dict = {}
 
     def last_block(self, place):
@@ -245,10 +246,10 @@ class _Arguments:
         with ir.InsertionPoint(_next(place.operation)), place.location:
             return arith.subi(size, arith.constant(ir.IndexType.get(), 1))
 
-    def counter(self, add):
+    def counter(self, add, counters: int):
         if add.target not in self.counters:
             kind = add.target.type
-            shape = [None if kind.is_dynamic_dim(axis) else kind.shape[axis] for axis in range(kind.rank - 1)] + [self.groups]
+            shape = [None if kind.is_dynamic_dim(axis) else kind.shape[axis] for axis in range(kind.rank - 1)] + [counters]
             counter = tile.tile_type(shape, "i32", "gmem")
             number = list(self.kernel.body.blocks[0].arguments).index(add.target)
             for launch in list(self.launches):

@@ -2,14 +2,15 @@
 
 Under a causal mask the last queries see the most keys, and the first keys are seen by the most queries. If their CTAs start first, the
 short ones fill the gaps at the end (longest processing time first). And CTAs that run at the same time should read the same K and V: so
-`section` heads at a time, section being the largest power of two whose K and V fit L2, all their row blocks, then the next section. Inside
-a section the heads run fastest, then the row blocks from the longest to the shortest.
+`section` heads at a time, section being the largest power of two of which all that the loop reads, and adds to, fits L2; all their row
+blocks, then the next section. Inside a section the heads run fastest, then the row blocks from the longest to the shortest.
 
 It applies where a kernel has a loop whose trip count grows or falls with `program_id` x, which is found by following the arithmetic from
-one to the other; other kernels stay as they are. The grid becomes one-dimensional, and the kernel divides its number back into (row
-block, head, batch entry). The section is computed on the host in 64 bits: keys times head dims times bytes exceed 32 bits from 2**21 keys
-on. A section
-never counts more heads than there are, so all numbers in the kernel stay below the size of the grid.
+one to the other. It applies too where a loop adds to global memory: with the heads of a section running fastest, fewer CTAs of one head
+add to the same rows at a time. There, and wherever CTAs wait for those of smaller x (`tile.wait_count`), x ascends. Other kernels stay
+as they are. The grid becomes one-dimensional, and the kernel divides its number back into (row block, head, batch entry). The section is
+computed on the host in 64 bits: keys times head dims times bytes exceed 32 bits from 2**21 keys on. A section never counts more heads than
+there are, so all numbers in the kernel stay below the size of the grid.
 
 Before:  "tile.launch"(%row_blocks, %heads, %batch, ...)       %x, %y, %z = "tile.program_id"()
 After:   "tile.launch"(%all, %c1, %c1, ..., %row_blocks, %heads, %pairs, %section)
@@ -18,7 +19,7 @@ After:   "tile.launch"(%all, %c1, %c1, ..., %row_blocks, %heads, %pairs, %sectio
 
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir
-from ..ir.tile import DeviceOp, DimOp, KernelOp, LaunchOp, LoadOp, Pow2FloorOp, ProgramIdOp
+from ..ir.tile import DeviceOp, DimOp, GlobalAddOp, KernelOp, LaunchOp, LoadOp, Pow2FloorOp, ProgramIdOp, WaitCountOp
 from ._tile_map import operations_in
 from .registry import register_pass
 
@@ -40,13 +41,27 @@ def tile_lpt_grid(module: ir.Module) -> None:
                 fix="name a tile.kernel of this module",
             )
         place = next((op for op in operations_in(kernel) if isinstance(op, ProgramIdOp)), None)
-        loop, trend = _uneven_loop(kernel, place) if place is not None else (None, None)
+        loop, trend = _loop_to_order(kernel, place) if place is not None else (None, None)
         if loop is not None:
             _rewrite_kernel(kernel, place, trend)
             _rewrite_launch(launch, kernel, loop)
 
 
 # -- does the trip count grow with x? --------------------------------------------------------------------
+
+
+def _loop_to_order(kernel, place):
+    """A block loop, and how its trip count is taken to change with x: x ascends if it falls."""
+    waits = any(isinstance(op, WaitCountOp) for op in operations_in(kernel))
+    loop, trend = (None, None) if waits else _uneven_loop(kernel, place)
+    if loop is not None:
+        return loop, trend
+    adding = (op for op in operations_in(kernel) if op.operation.name == "scf.for" and _adds(op))
+    return next(adding, None), _FALLS
+
+
+def _adds(loop) -> bool:
+    return any(isinstance(op, GlobalAddOp) for op in operations_in(loop))
 
 
 def _uneven_loop(kernel, place):
@@ -160,11 +175,12 @@ def _rewrite_launch(launch, kernel, loop) -> None:
 
 
 def _bytes_of_a_head(launch, kernel, loop):
-    """What the loop's loads read of one head: all rows of each tensor, times the bytes of one."""
+    """What the loop loads, and adds to, of one head: all rows of each tensor, times the bytes of one."""
     arguments = list(kernel.body.blocks[0].arguments)
-    loads = {(launch.tensors[arguments.index(op.source)], *op.dims): op for op in operations_in(loop) if isinstance(op, LoadOp)}
+    moved = {op: op.source if isinstance(op, LoadOp) else op.target for op in operations_in(loop) if isinstance(op, (LoadOp, GlobalAddOp))}
+    tensors = dict.fromkeys((launch.tensors[arguments.index(tensor)], *op.dims) for op, tensor in moved.items())  # in the text's order
     total = None
-    for tensor, *dims in loads:
+    for tensor, *dims in tensors:
         product = arith.constant(ir.IndexType.get(), tensor.type.element_type.width // 8)
         for axis in reversed(dims):
             product = arith.muli(_size(tensor, axis), product)

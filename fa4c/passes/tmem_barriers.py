@@ -94,7 +94,7 @@ class Links:
                         warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"))
                     if op in behind_writes:
                         warp.SyncWarpOp()
-                    warp_tmem.ArriveOp(state=state)
+                    warp.ArriveOp(state=state)
             op.operation.erase()
 
     def _operands(self) -> set:

@@ -6,6 +6,8 @@
   with a place of its own, and only the last one releases.
 - An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or
   leaves the loop waits for it, and for no more than that (`pending`).
+- A buffer that one role writes and another adds to global memory gets a pipeline too, which threads fill: acquire, write, fence, arrive on
+  the one side; wait, add, release once it is read, on the other.
 - Shared memory written by threads and read by a TMA store gets the proxy fence and a barrier of the warpgroup; a buffer that lies over
   another one gets a barrier of all readers first. What MMAs read of it is ordered by `shared_exchange`.
 
@@ -71,13 +73,16 @@ class _Kernel:
 
         self.links = Links(self.kernel, self.roles)
         rings = self._find_rings()
+        self.handed = self._find_handed_over()
         walks = {role: op for role in self.roles for op in role.body.blocks[0].operations if isinstance(op, warp.WalkOp)}
         readers = {role: {b for op in _walk(role.body.blocks[0]) for b in _buffers_read(op)} for role in self.roles}
         self._make_pipelines(rings, readers, walks)
         for role in self.roles:
             _Producer(role, rings).run()
             read = {b: r for b, r in rings.items() if b in readers[role]}
-            if warp_tmem.issues_mmas(role):
+            if any(handed.reader == role for handed in self.handed.values()):
+                _Adder(role, self.handed).run()
+            elif warp_tmem.issues_mmas(role):
                 Issuer(self, role, read).run()
             else:
                 _Consumer(self, role, read).run()
@@ -114,6 +119,21 @@ class _Kernel:
                     rings[op.buffer] = _Ring(op.buffer, level, ctas=self.kernel.cluster.value if op.shared.value else 1)
         return rings
 
+    def _find_handed_over(self) -> dict:
+        """Buffer -> who writes it and who adds it."""
+        found = {}
+        for role in self.roles:
+            for op in _walk(role.body.blocks[0]):
+                if isinstance(op, warp.TmaAddOp):
+                    writers = [r for r in self.roles if any(_stores_to(o, op.buffer) for o in _walk(r.body.blocks[0]))]
+                    if op.buffer in found or len(writers) != 1 or writers[0] == role:
+                        raise op_diagnostic(op, "adds a buffer that " + ("is added twice" if op.buffer in found else
+                                            f"{len(writers)} roles write" if len(writers) != 1 else "its own role writes"),
+                                            why="one role writes it, another one adds it, once for each time",
+                                            fix="give it a buffer of its own, and a role")
+                    found[op.buffer] = _HandedOver(writers[0], role)
+        return found
+
     def _make_pipelines(self, rings, readers, walks) -> None:
         at = 0
         room = min(b.offset.value for b in self.buffers) if self.buffers else 0
@@ -131,6 +151,11 @@ class _Kernel:
                 ring.pipe = _pipeline(stages, at, tx_bytes, arrivals, ring.buffer.owner.location, ring.ctas, leader)
                 pipes.append(ring.pipe)
                 at += 8 * stages * (2 if ring.reused else 1)
+            for buffer, handed in self.handed.items():
+                stages = buffer.type.shape[0]
+                handed.pipe = _pipeline(stages, at, 0, handed.reader.active.value, buffer.owner.location, fills=handed.writer.active.value)
+                pipes.append(handed.pipe)
+                at += 16 * stages
             if walks:
                 followers = sum(role.active.value for role, walk in walks.items() if walk.queue is None)
                 pipes.append(_pipeline(1, at, 0, followers, self.kernel.location))
@@ -168,17 +193,74 @@ class _Kernel:
             walk.operation.erase()
 
 
-def _pipeline(stages: int, offset: int, tx_bytes: int, arrivals: int, loc, ctas: int = 1, leader: bool = False):
+def _pipeline(stages: int, offset: int, tx_bytes: int, arrivals: int, loc, ctas: int = 1, leader: bool = False, fills: int = 1):
     return warp.PipelineOp(
         stages=_i64(stages),
         offset=_i64(offset),
         tx_bytes=_i64(tx_bytes),
         arrivals=_i64(arrivals),
+        fills=_i64(fills) if fills > 1 else None,
         ctas=_i64(ctas) if ctas > 1 else None,
         leader=ir.BoolAttr.get(True) if leader else None,
         out=ir.Type.parse("!warp.pipe"),
         loc=loc,
     ).out
+
+
+@dataclass
+class _HandedOver:
+    """A buffer that the threads of one role write and another role adds, and its pipeline."""
+
+    writer: object
+    reader: object
+    pipe: object = None
+
+
+class _Adder:
+    """A role that adds what others hand over: wait for it, add, give the slot back as soon as it is read.
+
+    One thread waits for turns, and counts once its additions are complete. The others wait for it there: lanes that wait at an mbarrier
+    meanwhile could hold it up.
+    """
+
+    def __init__(self, role, handed):
+        self.role, self.states = role, {}
+        with ir.InsertionPoint.at_block_begin(role.body.blocks[0]):
+            for buffer, one in handed.items():
+                if one.reader == role:
+                    self.states[buffer] = warp.StateOp(pipe=one.pipe, phase=_i64(0), out=_place(), loc=buffer.owner.location).out
+
+    def run(self) -> None:
+        for op in list(_walk(self.role.body.blocks[0])):
+            if isinstance(op, (warp.TmaAddOp, warp.WaitCountOp, warp.AddCountOp)):
+                with ir.InsertionPoint(op), op.location:
+                    self._add(op) if isinstance(op, warp.TmaAddOp) else self._count(op)
+                op.operation.erase()
+
+    def _add(self, op) -> None:
+        state = self.states[op.buffer]
+        warp.WaitOp(state=state)
+        with _by_one("warp"):
+            warp.TmaAddOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords))
+            warp.StoreCommitOp()
+            warp.StoreWaitOp(pending=_i64(0))
+        warp.ReleaseOp(state=state)
+        warp.AdvanceOp(state=state)
+
+    def _count(self, op) -> None:
+        with _by_one("warp"):
+            if isinstance(op, warp.WaitCountOp):
+                warp.WaitCountOp(counter=op.counter, count=op.count, coords=list(op.coords))
+            else:
+                warp.StoreWaitOp(pending=_i64(0), complete=ir.BoolAttr.get(True))
+                warp.AddCountOp(counter=op.counter, coords=list(op.coords))
+        if isinstance(op, warp.WaitCountOp):
+            warp.SyncWarpOp()
+
+
+def _by_one(scope: str):
+    """The insertion point within a new `warp.elect`."""
+    return ir.InsertionPoint(warp.ElectOp(scope=ir.StringAttr.get(scope)).body.blocks.append())
 
 
 class _Producer:
@@ -246,6 +328,10 @@ class _Consumer:
                     state = warp.StateOp(pipe=ring.pipe, phase=_i64(0), out=_place(), loc=self.role.location).out
                     self.states[buffer, reader] = state
                 self.last_reader[buffer] = reader
+            self.outgoing = {  # buffers that another role adds -> place in the pipe
+                buffer: warp.StateOp(pipe=one.pipe, phase=_i64(1), out=_place(), loc=self.role.location).out
+                for buffer, one in self.kernel.handed.items() if one.writer == self.role
+            }
         self._visit_block(block, 0)
         with ir.InsertionPoint(block):
             if self.stored:
@@ -450,6 +536,9 @@ class _Consumer:
                 self.waited.discard(key)
 
     def _store_shared(self, op) -> None:
+        if op.buffer in self.outgoing:
+            self._hand_over(op)
+            return
         self.written.add(op.buffer)
         with ir.InsertionPoint(op), op.location:
             if any(_overlap(op.buffer, other) for other in self.rings):
@@ -458,6 +547,18 @@ class _Consumer:
             if _level(op) and op.buffer in self.tma_stored:  # the last iteration's store may still read the buffer
                 self._wait_for_stores(op.location, pending=self.stores_since[op])
                 self._warpgroup_barrier(op)
+
+    def _hand_over(self, op) -> None:
+        state = self.outgoing[op.buffer]
+        with ir.InsertionPoint(op), op.location:
+            warp.AcquireOp(state=state)
+            warp.StoreSharedOp(buffer=op.buffer, source=op.source, slot=state)
+            warp.FenceAsyncOp()
+            warp.SyncWarpOp()
+            warp.ArriveOp(state=state)
+            warp.AdvanceOp(state=state)
+        self.unsynced.clear()
+        op.operation.erase()
 
     def _wait_for_stores(self, loc, pending: int = 0) -> None:
         elect = warp.ElectOp(scope=ir.StringAttr.get("warpgroup"), loc=loc)
@@ -520,6 +621,10 @@ def _stores_since(op) -> int:
     if not behind:
         return 0
     return [*reversed(before), *reversed(behind)].index(behind[0])  # what is written here is what is stored next
+
+
+def _stores_to(op, buffer) -> bool:
+    return isinstance(op, warp.StoreSharedOp) and op.buffer == buffer
 
 
 def _reads_within(op) -> set:

@@ -1,14 +1,16 @@
-"""Assign the operations of a CTA's program to roles: a TMA producer warp and compute warpgroups of 64 rows each.
+"""Assign the operations of a CTA's program to roles: a TMA producer warp, compute warpgroups of 64 rows each, and a warp that adds.
 
 Register tiles of 64 rows in a program whose others have more are split by columns: all warpgroups hold all rows.
 
-Loads go to the role `load`, all else to `compute`; each role gets its own copy of the loops, software-pipelined as `stage` and `order`
-say (prologue, steady state, epilogue), and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets,
-fragments in registers. The roles run at their own pace: one warp that only issues copies hides their latency behind all compute, and can
-give its registers away. What they wait for is left to `warp-insert-barriers`.
+Loads go to the role `load`; additions to global memory from tiles in shared memory, and the waiting for their turns, to `reduce`; all else
+to `compute`. Each role gets its own copy of the loops, software-pipelined as `stage` and `order` say (prologue, steady state, epilogue),
+and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets, fragments in registers. The roles run at their
+own pace: one warp that only issues copies hides their latency behind all compute, and can give its registers away; what `compute` hands
+over to be added costs it no wait for the copy, or for other CTAs. What they wait for is left to `warp-insert-barriers`.
 
 Before:  scf.for { %k = tile.load ...; %s = tile.mma %q, %k ... }
 After:   warp.role @load { scf.for { warp.tma_load ... } }   warp.role @compute { scf.for { warp.wgmma ... } }
+         and, for "tile.global_add" from shared memory:       warp.role @reduce { scf.for { warp.tma_add ... } }
 
 Run after the tile passes; source: CUTLASS and FlashAttention-3 (Shah et al. 2024, section 3.1) for the division of work.
 """
@@ -40,20 +42,27 @@ def warp_specialize(module: ir.Module) -> None:
             op.operation.erase()
 
 
-_STORES = (tile.StoreOp, tile.GlobalAddOp)
-
-
-def _stored(op):
-    """The tile that a store or an addition moves."""
-    return op.tile if isinstance(op, tile.StoreOp) else op.x
-
-
 def is_load(op) -> bool:
     return isinstance(op, tile.LoadOp)
 
 
+def is_reduce(op) -> bool:
+    """Additions from shared memory, and waiting and counting for these."""
+    add = _ordered_addition(op) if isinstance(op, (tile.WaitCountOp, tile.AddCountOp)) else op
+    return isinstance(add, tile.GlobalAddOp) and space_of(add.x.type) == "smem"
+
+
+def _ordered_addition(op):
+    """The next addition behind a wait, the last one before a count."""
+    before, behind = [], []
+    for other in op.operation.block.operations:
+        if isinstance(other, tile.GlobalAddOp):
+            (before if other.operation.is_before_in_block(op.operation) else behind).append(other)
+    return next(iter(behind if isinstance(op, tile.WaitCountOp) else reversed(before)), None)
+
+
 def is_compute(op) -> bool:
-    return type(op) in _RULES and not is_load(op)
+    return type(op) in _RULES and not is_load(op) and not is_reduce(op)
 
 
 class _Kernel:
@@ -72,6 +81,19 @@ class _Kernel:
         self.scalars = {}  # tile-level scalar -> warp-level scalar at the top of the kernel
         self.maps = {}
         self.buffers = {}  # smem tile -> warp.buffer
+        self.handed_over = {op.x: op for op in self.all_ops if isinstance(op, tile.GlobalAddOp) and is_reduce(op)}
+        self._check_handed_over()
+
+    def _check_handed_over(self) -> None:
+        """A tile that the role `reduce` adds is made by compute, and nothing else reads it."""
+        for value, add in self.handed_over.items():
+            if not isinstance(value.owner.opview, tile.ToSharedOp):
+                raise op_diagnostic(add, f"adds a tile that '{value.owner.name}' made", why="the order of two asynchronous copies is not "
+                                    "known", fix="read it into registers and write it back")
+            others = [op for op in self.all_ops if value in list(op.operation.operands) and op != add]
+            if others:
+                raise op_diagnostic(others[0], "reads a tile that a warp of its own adds to global memory", why="that warp gives its "
+                                    "buffer back alone", fix='make another "tile.to_shared" of it')
 
     def fragments_of(self, keep):
         """The fragments of a role's register tiles."""
@@ -122,7 +144,10 @@ class _Kernel:
             self._emit_roles()
 
     def _emit_roles(self) -> None:
-        self._role("load", 0, 4, 1, self.load_registers, is_load)
+        loading = 1 if self.handed_over else 4
+        self._role("load", 0, loading, 1, self.load_registers, is_load)
+        if self.handed_over:
+            self._role("reduce", loading, 4 - loading, 1, self.load_registers, is_reduce)
         self._role("compute", 4, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_compute)
 
     def _column_shares(self, value) -> int:
@@ -178,9 +203,11 @@ class _Kernel:
             if isinstance(op, tile.LoadOp):
                 ctas = self.kernel.cluster.value if op.shared.value else 1
                 self._tensor_map(op, op.source, op.out.type, op.out.type.shape[0] // ctas)
-            elif isinstance(op, _STORES) and space_of(_stored(op).type) == "smem":
-                self._check_stored(op, _stored(op))
-                self._tensor_map(op, op.target, _stored(op).type, self.group_rows)
+            elif isinstance(op, tile.StoreOp) and space_of(op.tile.type) == "smem":
+                self._check_stored(op, op.tile)
+                self._tensor_map(op, op.target, op.tile.type, self.group_rows)
+            elif isinstance(op, tile.GlobalAddOp) and is_reduce(op):
+                self._tensor_map(op, op.target, op.x.type, op.x.type.shape[0])
             elif _is_staged(op):
                 self._tensor_map(op, op.target, _part_of(op), self.group_rows // (2 if op.folded.value else 1))
 
@@ -195,7 +222,8 @@ class _Kernel:
                                 fix="remove `buffers`")
 
     def _tensor_map(self, op, tensor, kind, rows) -> None:
-        swizzle = self.placed[op.out if isinstance(op, tile.LoadOp) else op if _is_staged(op) else _stored(op)][2]
+        moved = op.out if isinstance(op, tile.LoadOp) else op.tile if isinstance(op, tile.StoreOp) else op if _is_staged(op) else op.x
+        swizzle = self.placed[moved][2]
         box = [1] * tensor.type.rank
         box[list(op.dims)[0]] = rows
         box[list(op.dims)[-1]] = swizzle * 8 // warp.bits_of(kind.element_type) if swizzle else kind.shape[1]
@@ -445,9 +473,10 @@ class _Role:
         )
 
     def slot(self, value, env):
-        """Which of its buffers a tile that threads wrote lies in: its loop's iterations take turns. None where it has one."""
+        """Which of its buffers a tile that threads wrote lies in: its loop's iterations take turns. None where it has one, or a pipe
+        tells."""
         copies, loop = self.kernel.placed[value][1], value.owner.parent
-        if copies == 1 or not isinstance(value.owner.opview, tile.ToSharedOp) or loop.name != "scf.for":
+        if copies == 1 or value in self.kernel.handed_over or not isinstance(value.owner.opview, tile.ToSharedOp) or loop.name != "scf.for":
             return None
         return arith.RemUIOp(env["iteration", loop.regions[0].blocks[0].arguments[0]], _index(copies)).result
 
@@ -606,7 +635,7 @@ class _Role:
     def global_add(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
         if space_of(op.x.type) == "smem":
-            self._tma_store(op, op.x, coords, add=True)
+            warp.TmaAddOp(map=self.kernel.maps[op], buffer=self.kernel.buffers[op.x], state=None, coords=coords, loc=op.location)
             return
         if _is_staged(op):
             raise op_diagnostic(op, "stages what lies in quads of lanes", why="parts of columns are stored a row a thread so far",
@@ -626,26 +655,18 @@ class _Role:
         warp.AddCountOp(counter=self.kernel.scalars[op.counter], coords=self.scalars(op.coords, env), loc=op.location)
 
     def _check_counter(self, op) -> None:
-        if op.counter.type.shape[-1] != self.kernel.warpgroups:
-            raise op_diagnostic(op, f"has counters for {op.counter.type.shape[-1]} warpgroups, but there are {self.kernel.warpgroups}",
-                                why="each counts on its own")
+        wanted = 1 if self.keep is is_reduce else self.kernel.warpgroups
+        if op.counter.type.shape[-1] != wanted:
+            raise op_diagnostic(op, f"has {op.counter.type.shape[-1]} counters in a place, but {wanted} would count", why="each warpgroup "
+                                "counts on its own where it adds from registers; one warp adds from shared memory")
 
     def store(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
         if space_of(op.tile.type) == "smem":
-            self._tma_store(op, op.tile, coords)
+            map_, buffer, row = self.kernel.maps[op], self.kernel.buffers[op.tile], _i64(list(op.dims)[0])
+            warp.TmaStoreOp(map=map_, buffer=buffer, coords=coords, row=row, loc=op.location)
         else:
             warp.StoreRowsOp(source=self.fragment(op.tile), target=self.kernel.scalars[op.target], coords=coords, loc=op.location)
-
-    def _tma_store(self, op, value, coords: list, add: bool = False) -> None:
-        warp.TmaStoreOp(
-            map=self.kernel.maps[op],
-            buffer=self.kernel.buffers[value],
-            coords=coords,
-            row=_i64(list(op.dims)[0]),
-            add=ir.BoolAttr.get(True) if add else None,
-            loc=op.location,
-        )
 
 
 _RULES = {

@@ -59,7 +59,7 @@ def adds_in_any_order(artifact) -> bool:
 
 
 def is_deterministic(artifact) -> bool:
-    return "-det" in artifact.path or any(w["name"].startswith("semaphore") for w in artifact.backward.manifest["workspaces"])
+    return "-det" in artifact.path or any(w["name"].endswith("_turns") for w in artifact.backward.manifest["workspaces"])
 
 
 def spread(problem: Problem) -> None:

@@ -58,6 +58,8 @@ def from_shared(operation: str, source: str, target: str) -> str:
     "warp.store_shared\""""
 
 
+ADD = """    "warp.tma_add"({0}) {{operandSegmentSizes = array<i32: 1, 1, 0, {2}>}} : (!warp.descriptor, {1}) -> ()
+    "warp.fence_async\""""
 COUNT = '    "warp.{0}_count"({1}) : ({2}) -> ()\n    "warp.fence_async"'
 I1, F32 = "tensor<128xi1, #tile.reg>", "tensor<128xf32, #tile.reg>"
 REFUSED = {
@@ -142,6 +144,10 @@ REFUSED = {
         )
     ],
     "tma_store": [("{row = 0}", "{row = 2}", "has row = 2, but 2 coordinates")],
+    "tma_add": [
+        ('    "warp.fence_async"', ADD.format("%map_c, %sc, %m0, %n0", BUFFER + ", index, index", 2), "adds bf16"),
+        ('    "warp.fence_async"', ADD.format("%map_c, %sc, %m0", BUFFER + ", index", 1), "has 1 coordinates for"),
+    ],
     "store_rows": [
         (
             '    "warp.fence_async"',
@@ -252,6 +258,7 @@ REFUSED = {
         ]
         for name in ("acquire", "arm", "wait", "release", "advance")
     },
+    "arrive": [('"warp.release"(%state) : (!warp.place)', '"warp.arrive"(%ring) : (!warp.pipe)', "needs state made by 'warp.state'")],
 }
 # What has neither operands nor attributes can only be given too much of them, which the fuzz test does.
 PLAIN = {"fence_async", "store_commit", "store_wait", "wgmma_fence", "wgmma_commit", "sync_warp", "cluster_sync"}

@@ -1,0 +1,87 @@
+"""The role `reduce`: a warp adds to global memory what compute hands over in shared memory. What `warp-check` finds, what is refused."""
+
+import functools
+import pathlib
+import re
+
+import pytest
+
+from fa4c.ir.context import new_context, parse_module
+from fa4c.ir.diagnostics import Diagnostic
+from fa4c.lowering.compile import compile_text
+from fa4c.passes.registry import run_pipeline
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+TO_TILES = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=true},attn-outline-kernels,"
+            "attn-transpose-recompute,attn-simplify-mask,attn-to-tile,tile-deterministic-reduction,tile-pipeline{stages=1}")
+TO_WARPS = f"{TO_TILES},warp-specialize,cse,warp-insert-barriers"
+
+
+@functools.cache
+def text_of(pipeline: str, emit: str) -> str:
+    source = (EXAMPLES / "full.mlir").read_text()
+    return compile_text(source, "full.mlir", emit=emit, locations=False, direction="bwd", pipeline=pipeline, head_dim=(64, 64))
+
+
+def said(text: str, pipeline: str = "warp-check") -> str:
+    with new_context():
+        module = parse_module(text, "kernel.mlir")
+        with pytest.raises(Diagnostic) as caught:
+            run_pipeline(module, pipeline)
+        return str(caught.value)
+
+
+def around(kind: str, before: int, behind: int) -> tuple[list[str], int, int]:
+    """The text's lines, and from where to where they surround the first operation of a kind that has a pipe's place."""
+    lines = text_of(TO_WARPS, "warp").split("\n")
+    at = next(n for n, line in enumerate(lines) if f'"{kind}"' in line and "!warp.place" in line)
+    return lines, at - before, at + behind
+
+
+# (around what, lines before and behind, operation to leave out) -> what is said
+MISSING = {
+    "acquire": ("warp.store_shared", 1, 0, "warp.acquire", "writes a slot that was not acquired"),
+    "fence": ("warp.store_shared", 0, 2, "warp.fence_async", "synchronises lanes that did nothing"),
+    "sync": ("warp.store_shared", 0, 3, "warp.sync_warp", "hands a slot over before its warp's writes can be seen"),
+    "arrive": ("warp.store_shared", 0, 4, "warp.arrive", "waits forever"),
+    "advance": ("warp.store_shared", 0, 5, "warp.advance", "waits forever"),
+    "wait": ("warp.tma_add", 2, 0, "warp.wait", "reads a slot of its buffer that was not waited for"),
+    "read": ("warp.tma_add", 0, 2, "warp.store_wait", "releases a slot that an addition may still read"),
+    "commit": ("warp.tma_add", 0, 1, "warp.store_commit", "releases a slot that an addition may still read"),
+    "release": ("warp.tma_add", 0, 5, "warp.release", "leaves a slot that it has not released"),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_the_check_finds_what_is_missing(case):
+    kind, before, behind, what, message = MISSING[case]
+    lines, first, end = around(kind, before, behind)
+    at = next(n for n in range(first, end + 1) if f'"{what}"' in lines[n])
+    assert message in said("\n".join(lines[:at] + lines[at + 1:]))
+
+
+def test_the_check_finds_a_count_before_the_addition_is_complete():
+    text = text_of(TO_WARPS, "warp")
+    assert '"warp.store_wait"() {complete = true' in text
+    assert "counts before what the warpgroup added is there" in said(text.replace("{complete = true, ", "{"))
+
+
+def test_one_thread_adds():
+    lines, first, _ = around("warp.tma_add", 1, 0)
+    assert "done by all threads" in said("\n".join(lines[:first] + lines[first + 1:first + 4] + lines[first + 5:]))
+
+
+def test_roles_share_the_first_warpgroup():
+    text = text_of(TO_WARPS, "warp")
+    roles = re.findall(r'active = (\d+) : i64, registers = (\d+) : i64, sym_name = "(\w+)", warps = array<i64: ([\d, ]+)>', text)
+    assert ("1", "24", "load", "0") in roles and ("1", "24", "reduce", "1, 2, 3") in roles
+
+
+def test_refuses_a_second_reader():
+    text = text_of(TO_TILES, "tile")
+    old = re.search(r'"tile.global_add"\((%\w+), .*\n', text)
+    tile = old.group(1)
+    kind = re.search(r"\((tensor<64x64xf32, #tile.smem>)", old.group(0)).group(1)
+    more = f'%again = "tile.from_shared"({tile}) : ({kind}) -> {kind.replace("smem", "reg")}\n'
+    message = said(text.replace(old.group(0), old.group(0) + more), "warp-specialize")
+    assert "reads a tile that a warp of its own adds to global memory" in message
