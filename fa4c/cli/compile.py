@@ -13,6 +13,7 @@ from .files import STDIN, check_writable, display_name, progress, read_text, wri
 EMIT = ("attn", "tile", "warp", "cute", "ptx", "sass", "artifact")
 DIRECTIONS = ("fwd", "bwd", "both")
 DTYPES = ("bf16", "fp16")
+GENERATIONS = ("fa2", "fa3", "fa4")  # keys of `passes.pipelines.GENERATIONS`, which a test compares
 
 EXAMPLES = """examples:
   fa4c compile examples/causal.mlir                                   writes causal.fa4c here
@@ -37,6 +38,8 @@ def add_variant_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="T", help="see `fa4c targets` (default: what the file says, else sm_90a)")
     parser.add_argument("--direction", choices=DIRECTIONS, default="fwd", help="forward, backward or both (default: fwd)")
     parser.add_argument("--deterministic", action="store_true", help="in the backward, sums over CTAs in a fixed order")
+    parser.add_argument("--generation", choices=GENERATIONS,
+                        help="passes of a kernel like FlashAttention-2, -3 or -4, for its target (default: the best for the target)")
     parser.add_argument("--dtype", choices=DTYPES, help="re-type an attn-level file before the first pass")
     parser.add_argument("--head-dim", type=head_dim, metavar="D[,DV]", help="re-type an attn-level file before the first pass")
 
@@ -82,7 +85,8 @@ def compile_file(args: argparse.Namespace, emit: str):
     progress(f"compiling {display_name(args.file)}")
     result = compile_text(
         text, display_name(args.file), target=args.target, direction=args.direction, deterministic=args.deterministic, dtype=args.dtype,
-        head_dim=args.head_dim, pipeline=args.pass_pipeline, disabled=tuple(args.disable_pass), overrides=changes, emit=emit,
+        head_dim=args.head_dim, pipeline=args.pass_pipeline, generation=args.generation,
+        disabled=tuple(args.disable_pass), overrides=changes, emit=emit,
         locations=not args.no_loc, print_after=pass_flags.show_module if args.print_ir_after_all else None, timing=timing)
     check_what_ran(args, changes, timing)
     return result
@@ -95,6 +99,8 @@ def check_flags(args: argparse.Namespace) -> list[tuple[str, str, str]]:
 
     if args.target is not None:
         targets.get(args.target)
+    if args.generation is not None and args.pass_pipeline is not None:
+        raise UsageError("--generation and --pass-pipeline both say which passes run", fix="give one of them")
     changes = pass_flags.overrides(args)
     resolve("", disabled=args.disable_pass, overrides=changes)
     if args.pass_pipeline is not None:

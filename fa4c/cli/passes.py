@@ -22,7 +22,9 @@ def run(args: argparse.Namespace) -> None:
         for entry in all_passes().values():
             print(signature(entry))
             print(f"    {entry.summary}")
-        print("\nPasses of upstream MLIR (canonicalize, cse, ...) may stand in a pipeline too.")
+        print("\nPasses of upstream MLIR (canonicalize, cse, ...) may stand in a pipeline too.\n")
+        for title, text in _pipelines():
+            print(f"{title}:\n    {text}")
         return
     entry = find_pass(args.name)
     if entry is None:
@@ -36,3 +38,12 @@ def signature(entry) -> str:
 
     options = " ".join(f"{option.name}={format_value(option.default)}" for option in entry.options.values())
     return entry.name + ("{" + options + "}" if options else "")
+
+
+def _pipelines() -> list[tuple[str, str]]:
+    """What `compile` runs, by target and direction, and for each generation."""
+    from ..passes.pipelines import GENERATIONS, PIPELINES, pipeline
+
+    found = [(f"{target} {direction}", pipeline(target, direction)) for target, direction in PIPELINES]
+    return found + [(f"{target} {direction} --generation {name}", pipeline(target, direction, generation=name))
+                    for name, parts in GENERATIONS.items() for target, direction in parts]

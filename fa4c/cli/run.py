@@ -76,7 +76,7 @@ def _program(args) -> Program:
     from ..runtime import artifact
 
     if is_artifact(args.file):
-        for flag in ("target", "dtype", "head_dim", "deterministic"):
+        for flag in ("target", "dtype", "head_dim", "deterministic", "generation"):
             if getattr(args, flag):
                 raise UsageError(f"--{flag.replace('_', '-')} does not apply to an artifact", why="it is compiled already",
                                  fix="give the .mlir file instead")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from .. import targets
+from ..ir import warp
 from ..ir.context import new_context, parse_module
 from ..ir.mlir import ir
 from ..lowering.compile import LEVELS, level_of, lowered
+from ..passes._tile_map import operations_in
 from . import launches as counting
 from . import steps as stepping
 from . import storage
@@ -56,7 +59,7 @@ def _kernels(module, tile_text: str | None, filename: str) -> list[dict]:
     """Steps and storage; schedule and life spans of a kernel at the warp level are those that it had at the tile level."""
     kernels = storage.of_kernels(module)
     found = stepping.steps(module)
-    above = None
+    above, waits_for_copies = None, {op.sym_name.value: _one_role(op) for op in module.body.operations if isinstance(op, warp.KernelOp)}
     if tile_text is not None and level_of(module) == LEVELS[-1]:
         above = parse_module(tile_text, filename, module.context)
     earlier = stepping.steps(above) if above is not None else []
@@ -66,9 +69,19 @@ def _kernels(module, tile_text: str | None, filename: str) -> list[dict]:
         for n, step in enumerate(own):
             if n < len(of_tile) and not step.schedule:
                 step.schedule, step.interval = of_tile[n].schedule, of_tile[n].interval
+                if step.interval is not None and waits_for_copies[kernel["name"]]:
+                    step.interval += of_tile[n].copies
+            if step.interval is not None:
+                step.interval = max(step.interval, math.ceil(step.clocks[step.bound]))
         kernel["steps"] = [_plain(step) for step in own]
         kernel["tmem"] = memory.get(kernel["name"]) or kernel["tmem"]
     return kernels
+
+
+def _one_role(kernel) -> bool:
+    """Whether who multiplies also asks for the tiles, and so waits for them."""
+    kinds = [{type(op) for op in operations_in(role)} for role in kernel.body.blocks[0].operations if isinstance(role, warp.RoleOp)]
+    return any(warp.TmaLoadOp in found and warp.WgmmaOp in found for found in kinds)
 
 
 def _plain(step: stepping.Step) -> dict:

@@ -92,10 +92,10 @@ def _clock_rows(clocks: dict, bound: str) -> tuple[list[list[str]], list[float |
 def _clocks(kernel: dict, step: dict) -> Table:
     rows, bars = _clock_rows(step["clocks"], step["bound"])
     moved = [f"{name} {step['counts'][name]:,} bytes" for name in ("tmem_read", "tmem_written") if name in step["counts"]]
-    note = "; ".join([*([f"tensor memory, by threads: {', '.join(moved)}"] if moved else []),
-                      *([f"{step['interval']:,} clocks between steps by the model of tile-pipeline"] if step["interval"] else [])])
+    notes = [f"tensor memory, by threads: {', '.join(moved)}"] if moved else []
+    notes += [f"{step['interval']:,} clocks between steps by the model of tile-pipeline, waits included"] if step["interval"] else []
     return Table(f"{kernel['name']}: clocks of one step of the loop at {step['loop'] or 'no known place'}", ["unit", "clocks", ""], rows,
-                 note, bars)
+                 "; ".join(notes), bars)
 
 
 def _schedule(kernel: dict, step: dict) -> list[Table]:

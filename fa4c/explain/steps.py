@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from .. import targets
 from ..ir import tile, warp
+from ..ir.tile import space_of
 from ..ir.value_names import name_of
 from ..passes import loop_graph, modulo, op_costs
 from . import work as rules
@@ -41,7 +42,8 @@ class Step:
     clocks: dict[str, float]
     bound: str
     schedule: list[dict] = field(default_factory=list)
-    interval: int | None = None  # clocks between iterations by the model of tile-pipeline, with its waits; None: not scheduled
+    interval: int | None = None  # clocks between iterations by the model of tile-pipeline, with its waits; None: not scheduled, or unknown
+    copies: int = 0  # clocks from issue to arrival of the loop's copies, one after the other
 
 
 def clocks_of(counts: Counter, target) -> dict[str, float]:
@@ -83,15 +85,17 @@ def _tile_step(loop, target, schedule: bool) -> Step:
     return _step(_kernel_name(loop), loop, counts, target, *(_schedule(loop, operations, target) if schedule else ()))
 
 
-def _step(kernel: str, loop, counts: Counter, target, schedule=(), interval=None) -> Step:
+def _step(kernel: str, loop, counts: Counter, target, schedule=(), interval=None, copies=0) -> Step:
     clocks = clocks_of(counts, target)
-    return Step(kernel, _place(loop), counts, clocks, bound_of(clocks), list(schedule), interval)
+    return Step(kernel, _place(loop), counts, clocks, bound_of(clocks), list(schedule), interval, copies)
 
 
-def _schedule(loop, operations, target) -> tuple[list[dict], int | None]:
-    """What `tile-pipeline` wrote, in the order of a step, and the clocks between iterations that its model gives for that."""
+def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
+    """What `tile-pipeline` wrote, in the order of a step; the clocks between iterations that its model gives for that, which knows one row
+    block; and those of copies that are waited for one by one.
+    """
     if not any("stage" in op.attributes for op in operations):
-        return [], None
+        return [], None, 0
     graph_of = loop_graph.build(loop, target)
     order = sorted(range(len(graph_of.ops)), key=lambda i: graph_of.ops[i].order.value if graph_of.ops[i].order is not None else i)
     rows = []
@@ -99,13 +103,16 @@ def _schedule(loop, operations, target) -> tuple[list[dict], int | None]:
         op, cost = graph_of.ops[i], graph_of.costs[i]
         rows.append({"name": op_name(op), "op": op.operation.name, "stage": op.stage.value, "order": op.order.value if op.order is not None
                      else None, "unit": cost.unit, "clocks": cost.clocks, "seldom": graph_of.graph.ops[i].seldom})
+    copies = sum(cost.latency for op, cost in zip(graph_of.ops, graph_of.costs, strict=True) if isinstance(op, tile.LoadOp))
     stages = [op.stage.value for op in graph_of.ops]
+    if any(isinstance(op, tile.MmaOp) and space_of(op.out.type) == "tmem" and op.out.type.shape[0] > target.mma.m for op in graph_of.ops):
+        return rows, None, copies  # two row blocks run beside each other
     pinned = [i for i in order if i not in graph_of.graph.free]
     try:
         interval = modulo.minimum_ii(graph_of.graph, stages, pinned_order=pinned, limit=50).ii
     except modulo.Unschedulable:
         interval = None  # an order by hand that this model refuses
-    return rows, interval
+    return rows, interval, copies
 
 
 def op_name(op) -> str:

@@ -330,7 +330,7 @@ class AdvanceOp(Operation, name="advance"):
 
 
 class ElectOp(Operation, name="elect", traits=[ir.NoTerminatorTrait]):
-    """One thread runs the body: of each warp (`scope` "warp"), or of each warpgroup ("warpgroup")."""
+    """One thread runs the body: of each warp (`scope` "warp"), of each warpgroup ("warpgroup"), or of the role's first warp ("role")."""
 
     scope: ir.StringAttr
     body: ext.Region
@@ -338,8 +338,8 @@ class ElectOp(Operation, name="elect", traits=[ir.NoTerminatorTrait]):
     def verify_op(self) -> bool:
         if not _has_work(self):
             return False
-        return self.scope.value in ("warp", "warpgroup") or op_error(
-            self, f"has scope = {self.scope}", why='known are "warp" and "warpgroup"'
+        return self.scope.value in ("warp", "warpgroup", "role") or op_error(
+            self, f"has scope = {self.scope}", why='known are "warp", "warpgroup" and "role"'
         )
 
 

@@ -12,6 +12,7 @@ from ..ir.context import new_context, parse_module, print_module
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
 from ..passes.pipelines import pipeline as standard_pipeline
+from ..passes.pipelines import target_of
 from ..passes.registry import run_pipeline
 from . import build, cute_source, manifest, sass
 from .both_directions import Recorder, combine
@@ -29,6 +30,7 @@ def compile_text(
     dtype: str | None = None,
     head_dim: tuple[int, int] | None = None,
     pipeline: str | None = None,
+    generation: str | None = None,
     disabled=(),
     overrides=(),
     emit: str = "artifact",
@@ -41,7 +43,7 @@ def compile_text(
 
     `pipeline` replaces the standard passes; `disabled`, `overrides`, `print_after`, `timing` as in `run_pipeline`. Raises Diagnostic (the
     user's mistake) or ir.MLIRError (text that does not parse or verify). Direction "both" gives one artifact of two compilations;
-    `deterministic` chooses the pipeline whose sums have a fixed order, where there is one.
+    `deterministic` chooses the pipeline whose sums have a fixed order, where there is one; `generation` one of `pipelines.GENERATIONS`.
     """
     if direction == "both":
         return _compile_both(
@@ -53,6 +55,7 @@ def compile_text(
             deterministic=deterministic,
             dtype=dtype,
             head_dim=head_dim,
+            generation=generation,
             disabled=disabled,
             overrides=overrides,
             locations=locations,
@@ -61,8 +64,8 @@ def compile_text(
         )
     goal = emit if emit in LEVELS else "warp"
     with lowered(text, filename, target=target, direction=direction, deterministic=deterministic, dtype=dtype, head_dim=head_dim,
-                 pipeline=pipeline, disabled=disabled, overrides=overrides, goal=goal, locations=locations, print_after=print_after,
-                 timing=timing) as result:
+                 pipeline=pipeline, generation=generation, disabled=disabled, overrides=overrides, goal=goal, locations=locations,
+                 print_after=print_after, timing=timing) as result:
         module = result.module
         if emit in LEVELS:
             return print_module(module, locations)
@@ -109,6 +112,7 @@ def lowered(
     dtype: str | None = None,
     head_dim: tuple[int, int] | None = None,
     pipeline: str | None = None,
+    generation: str | None = None,
     disabled=(),
     overrides=(),
     goal: str = "warp",
@@ -119,7 +123,7 @@ def lowered(
     """Parse a file and run the passes down to the level `goal`; options as in `compile_text`. Yields a `Lowered`."""
     with new_context() as context, ir.Location.unknown():
         module = parse_module(text, filename, context)
-        name = _set_target(module, target)
+        name = _set_target(module, target, targets.DEFAULT if generation is None else target_of(generation))
         entry = level_of(module)
         if (dtype is not None or head_dim is not None) and entry != "attn":
             raise Diagnostic(
@@ -141,7 +145,7 @@ def lowered(
             levels[entry] = print_module(module, locations)
         recorder = Recorder(module) if direction == "bwd" else None
         watch = print_after if recorder is None else recorder.also(print_after)
-        for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, deterministic):
+        for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, deterministic, generation):
             run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=watch, timing=timing)
             levels[level] = print_module(module, locations)
             if deterministic and level == "tile":
@@ -205,10 +209,10 @@ def level_of(module: ir.Module) -> str:
     )
 
 
-def _set_target(module, target: str | None) -> str:
+def _set_target(module, target: str | None, default: str) -> str:
     """The target's name: the one asked for, else the module's own, else the default; from here on it is in the IR."""
     attributes = module.operation.attributes
-    name = target or (attributes["fa4c.target"].value if "fa4c.target" in attributes else targets.DEFAULT)
+    name = target or (attributes["fa4c.target"].value if "fa4c.target" in attributes else default)
     attributes["fa4c.target"] = ir.StringAttr.get(name)
     return targets.get(name).name
 
@@ -219,7 +223,7 @@ def _retyping(dtype, head_dim) -> str:
     return f"attn-retype{{{' '.join(options)}}}"
 
 
-def _steps(pipeline, target, direction, entry, goal, deterministic):
+def _steps(pipeline, target, direction, entry, goal, deterministic, generation):
     """(pipeline text, level reached) in order."""
     if pipeline is not None:
         yield pipeline, goal
@@ -227,7 +231,7 @@ def _steps(pipeline, target, direction, entry, goal, deterministic):
     reached = entry
     for level in LEVELS[LEVELS.index(entry) : LEVELS.index(goal) + 1]:
         first = entry if level == entry else f"{reached} to {level}"
-        yield standard_pipeline(target, direction, entry=first, emit=level, deterministic=deterministic), level
+        yield standard_pipeline(target, direction, entry=first, emit=level, deterministic=deterministic, generation=generation), level
         reached = level
 
 

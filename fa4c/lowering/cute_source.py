@@ -374,12 +374,9 @@ class _Kernel(TileRules, TmemRules, MapRules):
             self.top(f"{phase} ^= 1")
 
     def elect(self, op) -> None:
-        if op.scope.value == "warpgroup":
-            with self.top.block("if warp % 4 == 0:"), self.top.block("if prims.elect_sync():"):
-                self.block(op.body.blocks[0])
-        else:
-            with self.top.block("if prims.elect_sync():"):
-                self.block(op.body.blocks[0])
+        first = {"warp": "", "warpgroup": "warp % 4 == 0", "role": f"warp == {list(self.role.warps)[0]}"}[op.scope.value]
+        with self.top.block(f"if {first}:") if first else contextlib.nullcontext(), self.top.block("if prims.elect_sync():"):
+            self.block(op.body.blocks[0])
 
     def barrier(self, op) -> None:
         if op.scope.value == "warpgroup":

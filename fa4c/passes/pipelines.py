@@ -60,19 +60,45 @@ PIPELINES = {
     ("sm_100a", "bwd"): SM100A_BACKWARD,
 }
 
+# One input, three generations of kernels, to replay how the bottleneck moved (docs/passes.md). Each is like its namesake in what overlaps
+# with what; none is a copy of it.
+#   fa2  one role loads, multiplies and computes, one after the other; no operation of a block runs beside another block's
+#   fa3  loads in a warp of their own; a block's exponentials under the MMAs of another one; warpgroups in turns
+#   fa4  sums in tensor memory, two query tiles in flight, rescaling under a vote, exponentials in part on the FMA units
+FA2_FORWARD = {
+    **SM90A_FORWARD,
+    "tile": "tile-pipeline{stages=1}",
+    "tile to warp": "warp-specialize{roles=one},cse",
+    "warp": "warp-insert-barriers,warp-check",
+}
+FA2_BACKWARD = {
+    **SM90A_BACKWARD,
+    "tile": "tile-pipeline{stages=1}",
+    "tile to warp": "warp-specialize{roles=one},cse",
+}
+FA3_FORWARD = {**SM90A_FORWARD, "tile": "tile-pipeline,tile-lpt-grid,tile-persistent"}
+
+GENERATIONS = {
+    "fa2": {("sm_90a", "fwd"): FA2_FORWARD, ("sm_90a", "bwd"): FA2_BACKWARD},
+    "fa3": {("sm_90a", "fwd"): FA3_FORWARD, ("sm_90a", "bwd"): SM90A_BACKWARD},
+    "fa4": {("sm_100a", "fwd"): SM100A_FORWARD, ("sm_100a", "bwd"): SM100A_BACKWARD},
+}
+
 # Where sums of several CTAs have a fixed order. A target and direction that is not here has no such sum.
 DETERMINISTIC = {("sm_90a", "bwd"): SM90A_BACKWARD_DETERMINISTIC}
 
 
-def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "warp", deterministic: bool = False) -> str:
+def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "warp", deterministic: bool = False,
+             generation: str | None = None) -> str:
     """The text of the passes from a module of level `entry` to one of level `emit`, both ends included."""
-    parts = PIPELINES.get((target, direction))
-    if deterministic:
+    there = PIPELINES if generation is None else GENERATIONS[generation]
+    parts = there.get((target, direction))
+    if deterministic and generation is None:
         parts = DETERMINISTIC.get((target, direction), parts)
     if parts is None:
-        known = ", ".join(f"{t} {d}" for t, d in PIPELINES)
-        raise Diagnostic(f"there is no pipeline for {target}, direction {direction}", why=f"there are: {known}",
-                         fix="choose one of them, or write the passes yourself with --pass-pipeline")
+        known = ", ".join(f"{t} {d}" for t, d in there)
+        raise Diagnostic(f"there is no pipeline{f' of {generation}' if generation else ''} for {target}, direction {direction}",
+                         why=f"there are: {known}", fix="choose one of them, or write the passes yourself with --pass-pipeline")
     first, last = PARTS.index(entry), PARTS.index(emit)
     if first > last:
         raise Diagnostic(f"a file of the {entry} level cannot be brought to the {emit} level", why="passes go down only",
@@ -83,3 +109,8 @@ def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "w
         raise Diagnostic(f"direction {direction} has no passes for '{missing}' yet", why=f"for {target} it reaches: {', '.join(parts)}",
                          fix=f"--emit {list(parts)[-1]}, or write the passes yourself with --pass-pipeline")
     return ",".join(parts[name] for name in wanted if parts[name])
+
+
+def target_of(generation: str) -> str:
+    """A target that has what a generation needs."""
+    return next(iter(GENERATIONS[generation]))[0]

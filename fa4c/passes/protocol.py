@@ -300,7 +300,8 @@ class _Machine(TmemRules):
             elif kind is warp.WalkOp:
                 yield from self.walk_tiles(agent, op, body)
             elif kind is warp.ElectOp:
-                yield from self.walk(agent, body)
+                if agent.group == 0 or op.scope.value != "role":
+                    yield from self.walk(agent, body)
             elif kind is warp.WhenOp:
                 if agent.scalars.rng.random() < 0.5:  # what it decides on is data
                     yield from self.walk(agent, body)

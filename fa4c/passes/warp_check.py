@@ -183,13 +183,13 @@ class _Static:
         if elect is None:
             raise op_diagnostic(op, "is done by all threads", why="one thread must do it", fix="put it into warp.elect")
         warps = role.active.value
-        threads = warps if elect.scope.value == "warp" else max(1, warps // 4)
+        threads = {"warp": warps, "warpgroup": max(1, warps // 4), "role": 1}[elect.scope.value]
         wanted = max(1, warps // 4) if isinstance(op, _ONE_OF_A_WARPGROUP) else 1
         if threads != wanted:
             raise op_diagnostic(
                 op,
                 f"is done by {threads} threads",
-                why=f"{wanted} must do it, and its warp.elect names one of each {elect.scope.value}",
+                why=f"{wanted} must do it, and its warp.elect names one of {'the' if threads == 1 else 'each'} {elect.scope.value}",
                 fix="change the scope of the elect, or the active warps of the role",
             )
 

@@ -283,7 +283,7 @@ class _Producer:
         with ir.InsertionPoint(op), op.location:
             if ring.reused:
                 warp.AcquireOp(state=state)
-            elect = warp.ElectOp(scope=ir.StringAttr.get("warp"))
+            elect = warp.ElectOp(scope=ir.StringAttr.get("warp" if self.role.active.value == 1 else "role"))
             with ir.InsertionPoint(elect.body.blocks.append()):
                 warp.ArmOp(state=state)
                 shared = op.shared if op.shared.value else None
@@ -314,6 +314,8 @@ class _Consumer:
         self.written = set()  # buffers that this role's threads wrote
         self.owed = {}  # fragment of column values -> what is to be released behind the operation that reads it
         self.reread = set()  # fragments that were read since they were written
+        self.computed = set()  # ... and that threads have written since an MMA used them last
+        self.before_loop = set()  # of these, those written before a wait of this role for its own readers
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
         self.adds_from_registers = any(isinstance(op, warp.GlobalAddOp) for op in _walk(role.body.blocks[0]))
         self.tma_stored = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
@@ -401,6 +403,8 @@ class _Consumer:
             self._when(op)
         elif isinstance(op, warp.WgmmaOp):
             self._wgmma(op, last)
+        elif isinstance(op, warp.AcquireOp):
+            self.before_loop |= self.computed
         elif isinstance(op, _PLAIN_READS):
             self._plain_read(op, last)
         elif isinstance(op, warp_tmem.TmemMapOp) and op.rows:
@@ -432,6 +436,7 @@ class _Consumer:
             self._retire(fresh + 1, op.location)
         before = list(self.in_flight)
         for inner, reads, writes in body:
+            self.computed |= writes
             last = self._last_conflict(lambda g, r=reads, w=writes: _clash(g, r, w))
             if last >= 0:
                 with ir.InsertionPoint(inner):
@@ -451,7 +456,9 @@ class _Consumer:
         state = {buffer: self.states[buffer, reader] for buffer, reader in keys.items()}
         with ir.InsertionPoint(op), op.location:
             overwritten = set() if op.accumulate.value else {op.acc}
-            warp.WgmmaFenceOp(fragments=list((a_fragment | overwritten) & self.reread))
+            # LLVM computes values no earlier than in the block that uses them, which would be behind the fence
+            kept = (a_fragment | overwritten) & self.reread | (a_fragment | {op.acc}) & self.before_loop
+            warp.WgmmaFenceOp(fragments=[f for f in dict.fromkeys([op.a, op.acc]) if f in kept])
             warp.WgmmaOp(
                 acc=op.acc,
                 a=op.a,
@@ -463,6 +470,8 @@ class _Consumer:
                 accumulate=op.accumulate,
             )
             warp.WgmmaCommitOp()
+        for used in (self.computed, self.before_loop):
+            used.difference_update(a_fragment | {op.acc})
         self.in_flight.append(_Group({op.acc}, a_fragment, set(keys.items()), last))
         op.operation.erase()
 
@@ -505,6 +514,7 @@ class _Consumer:
         if reads or writes:
             self._cover()
         self.reread = (self.reread | reads) - writes
+        self.computed |= writes
 
     def _conflict(self, op, conflicts) -> None:
         with ir.InsertionPoint(op):

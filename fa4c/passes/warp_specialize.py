@@ -12,12 +12,16 @@ Before:  scf.for { %k = tile.load ...; %s = tile.mma %q, %k ... }
 After:   warp.role @load { scf.for { warp.tma_load ... } }   warp.role @compute { scf.for { warp.wgmma ... } }
          and, for "tile.global_add" from shared memory:       warp.role @reduce { scf.for { warp.tma_add ... } }
 
+`roles` = "one": one role does it all, in the order of the program, and waits for each copy that it asked for, as kernels did before copies
+and MMAs ran by themselves (FlashAttention-2). Slower, for comparison, and only where MMAs sum in registers.
+
 Run after the tile passes; source: CUTLASS and FlashAttention-3 (Shah et al. 2024, section 3.1) for the division of work.
 """
 
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 from .. import targets
 from ..ir import tile, tile_pair, warp
@@ -31,14 +35,18 @@ from .shared_room import BARRIER_BYTES
 
 
 @register_pass("warp-specialize")
-def warp_specialize(module: ir.Module) -> None:
+def warp_specialize(module: ir.Module, *, roles: Literal["many", "one"] = "many") -> None:
     from .tmem_roles import TmemKernel, holds_tmem  # it extends the classes of this file
 
     target = targets.of(module)
     for op in list(module.body.operations):
         if isinstance(op, tile.KernelOp):
+            if roles == "one" and holds_tmem(op):
+                raise op_diagnostic(op, "sums in tensor memory, but is to have one role",
+                                    why="one thread issues those MMAs, others compute", fix="leave out roles=one")
+            kind = TmemKernel if holds_tmem(op) else _OneRole if roles == "one" else _Kernel
             with ir.InsertionPoint(op), op.location:
-                (TmemKernel if holds_tmem(op) else _Kernel)(op, target).build()
+                kind(op, target).build()
             op.operation.erase()
 
 
@@ -63,6 +71,10 @@ def _ordered_addition(op):
 
 def is_compute(op) -> bool:
     return type(op) in _RULES and not is_load(op) and not is_reduce(op)
+
+
+def is_any(op) -> bool:
+    return type(op) in _RULES
 
 
 class _Kernel:
@@ -253,6 +265,20 @@ class _Kernel:
             _Role(self, keep).emit_block(self.body, dict(self.scalars))
 
 
+class _OneRole(_Kernel):
+    """One role of all warpgroups loads, multiplies and computes."""
+
+    def _threads(self) -> int:
+        return 128 * self.warpgroups
+
+    def _budgets(self) -> tuple[int, int]:
+        """All that there is at launch: nobody gives registers away."""
+        return _at_launch(self.target, self._threads()), 0
+
+    def _emit_roles(self) -> None:
+        self._role("all", 0, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_any)
+
+
 class _Role:
     """Emits one role's part of the program."""
 
@@ -272,7 +298,7 @@ class _Role:
         self.loaded = {}  # row of column values -> environment of the iteration whose values its fragment holds
 
     def holds_fragments(self) -> bool:
-        return self.keep is is_compute
+        return self.keep in (is_compute, is_any)
 
     def fragment(self, value):
         return self.fragment_ops[self.fragments.home[value]]
@@ -289,6 +315,8 @@ class _Role:
 
     def emit_walk(self, op, env) -> None:
         """The role that loads is ahead of the others: it takes the tiles."""
+        if self.keep is is_any:
+            raise op_diagnostic(op, "takes tiles from a queue", why="one role would wait for itself", fix="leave out tile-persistent")
         queue = self.kernel.scalars[op.queue] if self.keep is is_load else None
         walk = warp.WalkOp(tiles=self.scalar(op.tiles, env), queue=queue, state=None, loc=op.location)
         block = walk.body.blocks.append(ir.IndexType.get(), arg_locs=[op.location])
@@ -718,13 +746,18 @@ def _register_budgets(target, warpgroups: int, multiplies: bool) -> tuple[int, i
     what it needs, and several of them on an SM hide each other's latency.
     """
     if not multiplies:
-        at_launch = target.registers // (128 * (1 + warpgroups)) // target.register_step * target.register_step
-        most = target.max_registers_per_thread // target.register_step * target.register_step
-        return min(at_launch, most), min(at_launch, most)
+        at_launch = _at_launch(target, 128 * (1 + warpgroups))
+        return at_launch, at_launch
     per_warpgroup = target.registers // 128
     load = 24 if warpgroups < 3 else 32  # what CUTLASS-style producers need; with 3 x 160 + 32 = 512 nothing is left over
     share = (per_warpgroup - load) // warpgroups // target.register_step * target.register_step
     return min(share, 240), load
+
+
+def _at_launch(target, threads: int) -> int:
+    """Registers of a thread where nothing is given away."""
+    step = target.register_step
+    return min(target.registers // threads // step * step, target.max_registers_per_thread // step * step)
 
 
 def _swizzle(op, kind, target, shares: int) -> int:
