@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   fa4c explain examples/causal.mlir --target sm_100a
   fa4c explain examples/causal.mlir --target sm_100a --direction bwd --json
   fa4c explain examples/causal.mlir --shape b=2,hq=16,hkv=16,m=4096,n=4096      and what a launch executes
+  fa4c explain examples/causal.mlir --generation fa2                            as FlashAttention-2 would, on sm_90a; then fa3, fa4
   fa4c explain examples/causal.mlir --set attn-to-tile.block-n=64 --html out.html
   fa4c explain my_kernel.tile.mlir --level tile                                 as it stands: no pass of the warp level
 """

@@ -108,7 +108,7 @@ REFUSED = {
         ("{phase = 1}", "{phase = 2}", "has phase = 2"),
         ('"warp.state"(%ring) {phase = 1} : (!warp.pipe)', '"warp.state"(%map_a) {phase = 1} : (!warp.descriptor)', "needs pipe made"),
     ],
-    "elect": [('scope = "warp"}', 'scope = "lane"}', 'known are "warp" and "warpgroup"')],
+    "elect": [('scope = "warp"}', 'scope = "lane"}', 'known are "warp", "warpgroup" and "role"')],
     "barrier": [
         ('{id = 1, scope = "warpgroup"}', '{id = 1, scope = "cta"}', "has scope = "),
         ("{id = 1,", "{id = 0,", "named barriers are 1 to 15"),

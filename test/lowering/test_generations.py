@@ -20,7 +20,7 @@ CAUSAL = (compiled.EXAMPLES / "causal.mlir").read_text()
 @pytest.mark.parametrize("generation", ["fa2", "fa3"])
 def test_right_in_the_emulator(generation):
     """fa4 is the standard pipeline of its target, which has tests of its own."""
-    kernel = compiled.loaded("causal.mlir", generation=generation, head_dim=(64, 64))
+    kernel = compiled.loaded("causal.mlir", generation=generation)
     inputs = make_inputs(kernel.manifest["semantics"], dict(b=1, hq=2, hkv=1, m=150, n=200), 0, "cpu")
     rows = check.check(kernel.manifest["semantics"], inputs, execute.execute(kernel, inputs, backend="emulator"))
     assert all(row.ok for row in rows), rows
@@ -45,7 +45,7 @@ def test_what_bounds_a_step_moves():
     for generation in GENERATIONS:
         (kernel,) = explain(CAUSAL, "causal.mlir", generation=generation, changes=False)["kernels"]
         (found[generation],) = kernel["steps"]
-    assert found["fa2"]["clocks"]["mma"] == found["fa3"]["clocks"]["mma"] == found["fa4"]["clocks"]["mma"] == 2048  # fa4's has twice the rows
+    assert all(step["clocks"]["mma"] == 2048 for step in found.values())  # of fa4 for twice the rows
     assert found["fa2"]["interval"] > 1.8 * found["fa3"]["interval"] > 1.8 * 2048
     assert found["fa3"]["clocks"]["exp"] < 0.6 * 2048  # half of the MMAs' on Hopper, level with them on Blackwell
     assert 0.85 * 2048 < found["fa4"]["clocks"]["exp"] < 2048 and found["fa4"]["bound"] == "mma"
