@@ -5,7 +5,7 @@ reads it, around the loop's back edge too; an MMA reads its operand and its accu
 where MMAs of one thread finish in order (`mma.in_order`), and until the next iteration where they do not. Where all tiles fit side by
 side, none shares. Else those share that make roles wait for least beyond what they wait for anyway, exactly (`columns.py`,
 `implied_order.py`); a tile of 256 rows lies in both halves of the columns alike, so the room is half. What does not fit is refused, naming
-what is alive at the worst moment.
+what is alive at the worst moment and which choice would fit (`tmem_choices.py`).
 
 Each reuse within a loop is written down where it overwrites: `after = array<i64: 3, 1>`, the operation of order 3, of 1 iteration
 before, must have been done. Roles learn from it what to wait for. It never changes the order of a schedule.
@@ -27,7 +27,7 @@ from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import tile_type
-from . import columns, tmem_tiles
+from . import columns, tmem_choices, tmem_tiles
 from .implied_order import ImpliedOrder
 from .registry import register_pass
 
@@ -54,7 +54,7 @@ def _place_kernel(kernel, target) -> None:
         offsets = columns.place_within(room // step, widths, conflicts, _waits(tiles, conflicts, target))
     needed = columns.width_of(widths, offsets) * step
     if needed > room:
-        raise _does_not_fit(kernel, tiles, target, needed, room)
+        raise tmem_choices.refusal(kernel, tiles, target, needed, room)
     for t, offset in zip(tiles, offsets, strict=True):
         for value in t.values:
             value.set_type(tile_type(value.type.shape, value.type.element_type, f"tmem<{offset * step}>"))
@@ -88,23 +88,6 @@ def _room(kernel, tiles, target) -> int:
         why = f"all have {target.mma.m} rows, or all have twice as many"
         raise op_diagnostic(kernel, f"has tiles of {shapes} in tensor memory", why=why, fix="give the tiles one number of rows")
     return target.tmem_columns // blocks.pop()
-
-
-def _does_not_fit(kernel, tiles, target, needed: int, room: int):
-    times = [first for t in tiles for first, _ in t.spans]
-    at_once = [[t for t in tiles if any(first <= time <= last for first, last in t.spans)] for time in times]
-    live = max(at_once, key=lambda alive: sum(t.words for t in alive))
-    listed = " and ".join(f"{t.name} {t.words}" for t in live)
-    across = [t for t in tiles if len(t.spans) == 1 and t in live]
-    kept = " and ".join(f"{t.name} {t.words}" for t in across)
-    total = sum(-(-t.words // target.tmem_step) * target.tmem_step for t in live)
-    blocks = tmem_tiles.block_of(tiles[0].kind)
-    why = f"alive at one time: {listed}, {total} columns" + (f"; {kept} live{'s' * (len(across) == 1)} across the loop" if across else "")
-    each = f" for each of {blocks} row blocks" if blocks > 1 else ""
-    fix = "use narrower key blocks (attn-to-tile.block-n)"
-    if blocks > 1:
-        fix += f", or one row block (attn-to-tile.block-m={target.mma.m})"
-    return op_diagnostic(kernel, f"needs {needed} columns of {room} of tensor memory{each}", why=why, fix=fix)
 
 
 def _write_dependences(tiles) -> None:

@@ -57,8 +57,7 @@ def tile_pipeline(module: ir.Module, *, stages: int = 0, buffers: int = 0) -> No
                 if isinstance(op, tile.LoadOp):
                     op.attributes["buffers"] = _i64(buffers)
         plan = plan_loop(loop, target, stages=stages)
-        for op, stage, order in zip(plan.loop.ops, plan.stages, plan.orders, strict=True):
-            op.attributes["stage"], op.attributes["order"] = _i64(stage), _i64(order)
+        set_schedule(plan)
         if not buffers:
             _give_up_copies(plan, target)
 
@@ -83,6 +82,11 @@ class LoopPlan:
     stages: list[int]
     orders: list[int]
     exact: bool
+
+
+def set_schedule(plan: LoopPlan) -> None:
+    for op, stage, order in zip(plan.loop.ops, plan.stages, plan.orders, strict=True):
+        op.attributes["stage"], op.attributes["order"] = _i64(stage), _i64(order)
 
 
 def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:

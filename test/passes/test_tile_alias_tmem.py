@@ -102,7 +102,10 @@ def test_too_few_columns_are_refused_with_what_is_alive():
     said = caught.value.text()
     assert "needs 256 columns of 224 of tensor memory for each of 2 row blocks" in said
     assert re.search(r"alive at one time: \S.* 128 and \S.* 128, 256 columns; \S.* 128 lives across the loop", said), said
-    assert "attn-to-tile.block-m=128" in said
+    assert "use blocks of 96 columns (attn-to-tile.block-n=96); or use one row block (attn-to-tile.block-m=128)" in said
+    for choice in ("block-n=96", "block-m=128"):
+        with targets.override("sm_100a", tmem_columns=448):
+            tile_level(128, TO_TILE.replace("attn-to-tile", f"attn-to-tile{{{choice}}}") + ",tile-alias-tmem")
 
 
 def test_without_order_among_mmas_operands_are_not_overwritten():

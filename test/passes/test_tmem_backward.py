@@ -87,6 +87,16 @@ def test_an_order_that_does_not_fit_is_explained():
     said = caught.value.text()
     assert "needs 576 columns of 512 of tensor memory" in said
     assert "dk 128 and dv 128 and pc 64 and dp 128 and dq 128, 576 columns; dk 128 and dv 128 live across the loop" in said
+    assert "leave the order to tile-pipeline, which finds one that takes 512" in said  # as the tests of orders below see
+    assert "use pairs of CTAs (tile-split-2cta), which halve the columns of dq" in said  # SETS["128 pair"] has this order
+    assert "form dk in a kernel of its own" in said and "attn-to-tile.block" not in said  # dQ has 128 rows whatever the keys' block
+
+
+def test_what_nothing_makes_fit_is_said():
+    with pytest.raises(Diagnostic, match="no order, block or number of kernels that was tried fits"):
+        placed(dict(d=256), None, "tile-pipeline,tile-alias-tmem")
+    with pytest.raises(Diagnostic, match="form dk in a kernel of its own"):
+        placed(dict(d=256), programs.PAIR_SERIAL)  # dV and dQ, one block after the other, have just the room
 
 
 def test_fewer_columns_are_refused():
