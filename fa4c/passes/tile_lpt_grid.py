@@ -6,9 +6,13 @@ short ones fill the gaps at the end (longest processing time first). And CTAs th
 blocks, then the next section. Inside a section the heads run fastest, then the row blocks from the longest to the shortest.
 
 It applies where a kernel has a loop whose trip count grows or falls with `program_id` x, which is found by following the arithmetic from
-one to the other. It applies too where a loop adds to global memory: with the heads of a section running fastest, fewer CTAs of one head
-add to the same rows at a time. There, and wherever CTAs wait for those of smaller x (`tile.wait_count`), x ascends. Other kernels stay
-as they are. The grid becomes one-dimensional, and the kernel divides its number back into (row block, head, batch entry). The section is
+one to the other; not where CTAs wait for those of smaller x (`tile.wait_count`), whose order is fixed. And it applies where a loop of as
+many trips for all x adds to global memory: x ascends, but with the heads of a section running fastest, fewer CTAs of one head add to the
+same rows, or wait for each other, at a time (H200, head dim 128, full, 4k, in turns: 445 TFLOP/s without it, 510 with it; causal masks in
+turns are as fast without, and 15 % faster with grouped heads, as only the last head's long CTAs are left at the end). Other kernels stay
+as they are.
+
+The grid becomes one-dimensional, and the kernel divides its number back into (row block, head, batch entry). The section is
 computed on the host in 64 bits: keys times head dims times bytes exceed 32 bits from 2**21 keys on. A section never counts more heads than
 there are, so all numbers in the kernel stay below the size of the grid.
 
@@ -52,10 +56,12 @@ def tile_lpt_grid(module: ir.Module) -> None:
 
 def _loop_to_order(kernel, place):
     """A block loop, and how its trip count is taken to change with x: x ascends if it falls."""
-    waits = any(isinstance(op, WaitCountOp) for op in operations_in(kernel))
-    loop, trend = (None, None) if waits else _uneven_loop(kernel, place)
+    loop, trend = _uneven_loop(kernel, place)
     if loop is not None:
-        return loop, trend
+        waits = any(isinstance(op, WaitCountOp) for op in operations_in(kernel))
+        return (None, None) if waits else (loop, trend)
+    if not any(list(result.uses) for result in (place.y, place.z)):
+        return None, None  # one head, or a grid that runs through them already
     adding = (op for op in operations_in(kernel) if op.operation.name == "scf.for" and _adds(op))
     return next(adding, None), _FALLS
 

@@ -1,5 +1,7 @@
 """tile-lpt-grid: every tile exactly once, the longest first, heads in sections; and where it does nothing."""
 
+import pathlib
+
 import attn_to_tile_programs as programs
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from fa4c.ir.context import print_module
 from fa4c.lowering.index_expr import index_expression
 from fa4c.runtime.iexpr import compile_expr
 
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 TO_TILE = "attn-simplify-mask,attn-to-tile{block-m=64 block-n=32}"
 LPT = f"{TO_TILE},tile-lpt-grid"
 SYMBOLS = ("b", "hq", "hkv", "m", "n", "l2_bytes", "num_sms")
@@ -126,3 +129,21 @@ def programs_print(text: str, pipeline: str) -> str:
 def test_twice_is_once():
     text = attention(mask=CAUSAL)
     assert programs_print(text, LPT) == programs_print(text, f"{LPT},tile-lpt-grid")
+
+
+BACKWARD = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,attn-transpose-recompute,"
+            "attn-simplify-mask,attn-to-tile")
+
+
+@pytest.mark.parametrize("mask, in_turn, sections", [("full", "", True), ("full", ",tile-deterministic-reduction", True),
+                                                     ("causal", "", True), ("causal", ",tile-deterministic-reduction", False)])
+def test_loops_that_add_run_through_heads(mask, in_turn, sections):
+    """Of as many trips for all x: in sections, x ascending, dQ counted among what L2 should hold. Uneven ones that wait stay as they are."""
+    text = (EXAMPLES / f"{mask}.mlir").read_text()
+    before = programs_print(text, f"{BACKWARD}{in_turn}")
+    after = programs_print(before, "tile-lpt-grid")
+    assert ("tile.pow2_floor" in after) == sections and (after == before) == (not sections)
+    assert programs_print(after, "tile-lpt-grid") == after
+    if mask == "full":
+        section = after[:after.index("tile.pow2_floor")]
+        assert section.count("arith.addi") == 4  # Q, dO, LSE, delta, and dQ: five tensors
