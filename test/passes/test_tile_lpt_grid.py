@@ -138,7 +138,7 @@ BACKWARD = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-ba
 @pytest.mark.parametrize("mask, in_turn, sections", [("full", "", True), ("full", ",tile-deterministic-reduction", True),
                                                      ("causal", "", True), ("causal", ",tile-deterministic-reduction", False)])
 def test_loops_that_add_run_through_heads(mask, in_turn, sections):
-    """Of as many trips for all x: in sections, x ascending, dQ counted among what L2 should hold. Uneven ones that wait stay as they are."""
+    """Of as many trips for all x: in sections, x ascending, dQ counted in what L2 should hold. Uneven ones that wait stay as they are."""
     text = (EXAMPLES / f"{mask}.mlir").read_text()
     before = programs_print(text, f"{BACKWARD}{in_turn}")
     after = programs_print(before, "tile-lpt-grid")
