@@ -2,11 +2,13 @@
 
 CTAs add to one place in the order in which they get there, and sums of floats depend on it. Here each block of rows of the target gets a
 counter; a CTA waits until as many have added as come before it, adds, and counts. Which come before it follows from the bounds of its
-loop: block i is added to by the CTAs x with lo(x) <= i < hi(x), both non-decreasing in x.
+loop: block i is added to by the CTAs x with lo(x) <= i < hi(x).
 
 - Bounds that do not depend on x: ascending x. Turn x is x.
-- Else from the diagonal outwards: descending x, as the CTA with the largest x gets to block i first. Its turn is last(i) - x, with last(i)
-  the largest x with lo(x) <= i. The grid is reversed, so that larger x have smaller numbers.
+- Bounds of which the arithmetic says that they never fall with x: from the diagonal outwards, descending x, as the CTA with the largest x
+  gets to block i first. Its turn is last(i) - x, with last(i) the largest x with lo(x) <= i. The grid is reversed, so that larger x have
+  smaller numbers.
+- Others: ascending x, and each CTA also counts for the blocks that it does not add to, before its loop and behind it.
 
 Nobody waits forever, however few CTAs run at once: a CTA only waits for CTAs of smaller number, which start first.
 
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from .. import targets
 from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, ir, scf
 from ..ir.tile import space_of
 from ._tile_map import operations_in
 from .op_costs import warpgroups
@@ -41,7 +43,8 @@ def tile_deterministic_reduction(module: ir.Module) -> None:
             continue
         launches = [op for op in operations_in(module) if isinstance(op, tile.LaunchOp) and op.kernel.value == kernel.sym_name.value]
         ranges = [_range_of(add, kernel) for add in adds]
-        backwards = [r.lower is not None or r.upper is not None for r in ranges]
+        backwards = [r.moves and r.known for r in ranges]
+        anyhow = [r.moves and not r.known for r in ranges]
         if len(set(backwards)) > 1:
             raise op_diagnostic(adds[backwards.index(not backwards[0])], "needs another order of the grid than the kernel's first addition",
                                 why="a grid runs one way", fix="split the kernel: attn-split-backward")
@@ -49,19 +52,33 @@ def tile_deterministic_reduction(module: ir.Module) -> None:
         last = count.last_block(ranges[0].place)
         if backwards[0]:
             _reverse(ranges[0].place, last)
-        for add, found in zip(adds, ranges, strict=True):
+        for add, found, unknown in zip(adds, ranges, anyhow, strict=True):
             counters = warpgroups(add, target) if space_of(add.x.type) == "reg" else 1  # one warp adds what lies in shared memory
-            _order(add, found, count.counter(add, counters), last)
+            counter = count.counter(add, counters)
+            if unknown:
+                _count_the_rest(add, found, counter)
+            _order(add, found, counter, last)
 
 
 @dataclass
 class _Range:
-    """Block `number` of `target`'s rows is added to by the CTAs x with lower(x) <= number < upper(x); None: for all x."""
+    """Block `number` of the target's rows is added to by the CTAs x with lower(x) <= number < upper(x)."""
 
     place: object  # tile.program_id
+    loop: object
     number: object
     lower: object
     upper: object
+
+    @property
+    def moves(self) -> bool:
+        """Whether the bounds depend on x."""
+        return _depends(self.lower, self.place.x) or _depends(self.upper, self.place.x)
+
+    @property
+    def known(self) -> bool:
+        """Whether both are known not to fall as x grows."""
+        return all(not _depends(bound, self.place.x) or _never_falls(bound, self.place.x) for bound in (self.lower, self.upper))
 
 
 def _range_of(add, kernel) -> _Range:
@@ -85,8 +102,7 @@ def _range_of(add, kernel) -> _Range:
     loop = next((lp for lp in loops if _depends(number, lp.regions[0].blocks[0].arguments[0])), None)
     if loop is None:
         raise op_diagnostic(add, "does not walk over blocks of rows", why="its row does not depend on a loop's index")
-    lower, upper = _bounds(add, loop, number)
-    return _Range(place, number, *(b if b is not None and _depends(b, place.x) else None for b in (lower, upper)))
+    return _Range(place, loop, number, *_bounds(add, loop, number))
 
 
 def _factor(row):
@@ -121,15 +137,59 @@ def _without_floor(value):
 
 def _order(add, found: _Range, counter, last) -> None:
     with ir.InsertionPoint(add), add.location:
-        if found.lower is None and found.upper is None:
+        block = _block(found.place, last)
+        if block is None:
             turn = found.place.x
         else:
-            behind = last if found.lower is None else arith.minsi(last, _largest(add, found.lower, found.number, found.place.x))
-            turn = arith.subi(behind, _block(found.place, last))
+            known = _depends(found.lower, found.place.x)
+            turn = arith.subi(arith.minsi(last, _largest(found.lower, found.number, found.place.x)) if known else last, block)
         tile.WaitCountOp(counter=counter, count=turn, coords=list(add.coords)[:-1])
     block = _block_after(add)
     with block, add.location:
         tile.AddCountOp(counter=counter, coords=list(add.coords)[:-1])
+
+
+def _count_the_rest(add, found: _Range, counter) -> None:
+    """For the blocks before the first one of this CTA's loop, and for those behind its last one."""
+    index, one, zero = ir.IndexType.get(), *(_constant_before(found.loop, n) for n in (1, 0))
+    row = list(add.dims)[0]
+    with ir.InsertionPoint(found.loop), found.loop.location:
+        axis = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), row)
+        rows = tile.DimOp(tensor=add.target, axis=axis, out=index).out
+        blocks = arith.ceildivsi(rows, arith.constant(index, add.x.type.shape[0]))
+        first = arith.minsi(found.lower, blocks)
+        rest = arith.maxsi(found.lower, found.upper)
+        _count_each(add, found, counter, zero, first, one)
+    with _block_after(found.loop), found.loop.location:
+        _count_each(add, found, counter, rest, blocks, one)
+
+
+def _count_each(add, found: _Range, counter, first, end, one) -> None:
+    loop = scf.ForOp(first, end, one)
+    with ir.InsertionPoint(loop.body):
+        here = {found.number: loop.induction_variable}
+        coords = [_again(coord, found.loop, here) for coord in list(add.coords)[:-1]]
+        tile.WaitCountOp(counter=counter, count=found.place.x, coords=coords)
+        tile.AddCountOp(counter=counter, coords=coords)
+        scf.YieldOp([])
+
+
+def _again(value, loop, here: dict):
+    """A scalar computed once more, outside of the loop that it was computed in."""
+    if value not in here:
+        if isinstance(value.owner, ir.Block) or value.owner.parent != loop.operation:
+            return value
+        operands = [_again(operand, loop, here) for operand in value.owner.operands]
+        new = value.owner.clone()
+        for n, operand in enumerate(operands):
+            new.operands[n] = operand
+        here[value] = new.results[0]
+    return here[value]
+
+
+def _constant_before(loop, number: int):
+    with ir.InsertionPoint(loop), loop.location:
+        return arith.constant(ir.IndexType.get(), number)
 
 
 def _block_after(add):
@@ -152,8 +212,8 @@ def _reverse(place, last) -> None:
 
 
 def _block(place, last):
-    """The block that the reversed grid gives this CTA."""
-    return next(use.owner.results[0] for use in place.x.uses if use.owner.name == "arith.subi" and use.owner.operands[0] == last)
+    """The block that the reversed grid gives this CTA; None if it is not reversed."""
+    return next((use.owner.results[0] for use in place.x.uses if use.owner.name == "arith.subi" and use.owner.operands[0] == last), None)
 
 
 def _next(operation):
@@ -164,64 +224,64 @@ def _next(operation):
 # ------------------------------------------------------------------------------------------------------------- solving for x
 
 
-def _largest(add, bound, y, x):
-    """The largest x with bound(x) <= y, as a value here, for a bound made of steps that do not decrease with x; -1 where there is none."""
+def _never_falls(bound, x) -> bool:
+    """Whether a bound is made of steps that are known not to fall as x grows."""
+    if bound == x:
+        return True
+    operation = bound.owner
+    varying = [n for n, v in enumerate(operation.operands) if _depends(v, x)] if not isinstance(operation, ir.Block) else []
+    if len(varying) != 1 or operation.name not in _INVERSES:
+        return False
+    at, other = varying[0], operation.operands[1 - varying[0]]
+    in_front = at == 0 or operation.name in ("arith.addi", "arith.muli", "arith.maxsi", "arith.minsi")
+    grows = operation.name not in ("arith.muli", "arith.floordivsi", "arith.ceildivsi") or (_constant(other) or 0) > 0
+    return in_front and grows and _never_falls(operation.operands[at], x)
+
+
+def _largest(bound, y, x):
+    """The largest x with bound(x) <= y, as a value here, for a bound that never falls; -1 where there is none. On a reversed grid x is what
+    was computed from the CTA's place."""
     if bound == x or (_is(bound, "arith.subi") and bound.owner.operands[1] == x):
         return y
-    operation = bound.owner
-    operands = list(operation.operands) if not isinstance(operation, ir.Block) else []
-    varying = [n for n, v in enumerate(operands) if _depends(v, x)]
-    rule = _INVERSES.get("" if isinstance(operation, ir.Block) else operation.name)
-    if rule is None or len(varying) != 1:
-        raise op_diagnostic(add, "cannot be ordered: where its loop starts is not known to move with the CTA's place",
-                            why=f"the bound is made by {'an argument' if isinstance(operation, ir.Block) else operation.name}",
-                            fix="use attn-split-backward{fuse=false}: no sums across CTAs")
-    inner, other = operands[varying[0]], operands[1 - varying[0]]
-    found = rule(varying[0], y, other)
-    if found is None:
-        raise op_diagnostic(add, "cannot be ordered: its loop starts earlier for larger places", why=f"by {operation.name}",
-                            fix="use attn-split-backward{fuse=false}: no sums across CTAs")
-    limit, never = found
-    result = _largest(add, inner, limit, x)
-    if never is None:
-        return result
-    index = ir.IndexType.get()
-    return arith.select(never, arith.constant(index, -1), result)
+    operands = list(bound.owner.operands)
+    varying = next(n for n, v in enumerate(operands) if _depends(v, x))
+    limit, never = _INVERSES[bound.owner.name](y, operands[1 - varying])
+    result = _largest(operands[varying], limit, x)
+    return result if never is None else arith.select(never, arith.constant(ir.IndexType.get(), -1), result)
 
 
-def _add(at, y, c):
+def _add(y, c):
     return arith.subi(y, c), None
 
 
-def _sub(at, y, c):
-    return (arith.addi(y, c), None) if at == 0 else None
+def _sub(y, c):
+    return arith.addi(y, c), None
 
 
-def _mul(at, y, c):
-    return (arith.floordivsi(y, c), None) if (_constant(c) or 0) > 0 else None
+def _mul(y, c):
+    return arith.floordivsi(y, c), None
 
 
-def _floordiv(at, y, c):
-    if at != 0 or (_constant(c) or 0) <= 0:
-        return None
+def _floordiv(y, c):
     one = arith.constant(ir.IndexType.get(), 1)
     return arith.subi(arith.muli(arith.addi(y, one), c), one), None
 
 
-def _ceildiv(at, y, c):
-    return (arith.muli(y, c), None) if at == 0 and (_constant(c) or 0) > 0 else None
+def _ceildiv(y, c):
+    return arith.muli(y, c), None
 
 
-def _max(at, y, c):
+def _max(y, c):
     return y, arith.cmpi(arith.CmpIPredicate.sgt, c, y)
 
 
-def _min(at, y, c):
+def _min(y, c):
     """min(h, c) <= y where h <= y; where c <= y it holds for all x: the limit is then out of reach."""
     most = arith.constant(ir.IndexType.get(), 1 << 30)
     return arith.select(arith.cmpi(arith.CmpIPredicate.sle, c, y), most, y), None
 
 
+# bound(h) <= y where h <= limit; -1 where `never` holds
 _INVERSES = {
     "arith.addi": _add, "arith.subi": _sub, "arith.muli": _mul, "arith.floordivsi": _floordiv, "arith.ceildivsi": _ceildiv,
     "arith.maxsi": _max, "arith.minsi": _min,

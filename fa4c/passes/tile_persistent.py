@@ -36,7 +36,7 @@ def tile_persistent(module: ir.Module, *, blocks: int = 64) -> None:
         kernel = kernels[launch.kernel.value]
         place = next((op for op in kernel.body.blocks[0].operations if isinstance(op, tile.ProgramIdOp)), None)
         loops = [op for op in operations_in(kernel) if op.operation.name == "scf.for"]
-        loop = loops[0] if loops else None
+        loop = next((inner for inner in loops if any(isinstance(op, tile.LoadOp) for op in operations_in(inner))), None)
         if place is None or loop is None or shared_room.whole(kernel) > target.smem_bytes:
             continue
         if list(loop.operation.operands)[0].owner == place.operation:

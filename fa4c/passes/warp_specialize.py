@@ -61,7 +61,13 @@ def is_reduce(op) -> bool:
 
 
 def _ordered_addition(op):
-    """The next addition behind a wait, the last one before a count."""
+    """The next addition behind a wait, the last one before a count; where a loop only counts, one that its counter orders elsewhere."""
+    found = _addition_beside(op)
+    counting = [use.owner.opview for use in op.counter.uses] if found is None else []
+    return next((add for add in map(_addition_beside, counting) if add is not None), found)
+
+
+def _addition_beside(op):
     before, behind = [], []
     for other in op.operation.block.operations:
         if isinstance(other, tile.GlobalAddOp):

@@ -12,8 +12,9 @@ from fa4c.lowering.compile import compile_text
 from fa4c.passes.registry import run_pipeline
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
-TO_TILES = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=true},attn-outline-kernels,"
-            "attn-transpose-recompute,attn-simplify-mask,attn-to-tile,tile-deterministic-reduction,tile-pipeline{stages=1}")
+UNORDERED = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=true},attn-outline-kernels,"
+             "attn-transpose-recompute,attn-simplify-mask,attn-to-tile")
+TO_TILES = f"{UNORDERED},tile-deterministic-reduction,tile-pipeline{{stages=1}}"
 TO_WARPS = f"{TO_TILES},warp-specialize,cse,warp-insert-barriers"
 
 
@@ -75,6 +76,23 @@ def test_roles_share_the_first_warpgroup():
     text = text_of(TO_WARPS, "warp")
     roles = re.findall(r'active = (\d+) : i64, registers = (\d+) : i64, sym_name = "(\w+)", warps = array<i64: ([\d, ]+)>', text)
     assert ("1", "24", "load", "0") in roles and ("1", "24", "reduce", "1, 2, 3") in roles
+
+
+def test_it_counts_for_blocks_that_the_loop_leaves_out():
+    """A loop that starts at block 1 for every second CTA."""
+    text = text_of(UNORDERED, "tile")
+    x = re.findall(r"(%\w+):3 = \"tile.program_id\"", text)[1]
+    loop = re.findall(r"scf.for %\w+ = %c0 to %\w+ step %c1 iter_args", text)[-1]
+    start = f"arith.remsi {x}#0, %c128 : index\n      %odd = arith.minsi %rest, %c1 : index"
+    lines = text.split("\n")
+    at = next(n for n, line in enumerate(lines) if loop in line)
+    lines[at:at + 1] = [f"      %rest = {start}", lines[at].replace("= %c0 to", "= %odd to")]
+    with new_context():
+        module = parse_module("\n".join(lines), "kernel.mlir")
+        run_pipeline(module, "tile-deterministic-reduction,tile-pipeline{stages=1},warp-specialize,cse,warp-insert-barriers,warp-check")
+        made = str(module)
+    reduce = made[:made.index('sym_name = "reduce"')].rsplit('"warp.role"', 1)[1]
+    assert reduce.count('"warp.wait_count"') == reduce.count('"warp.add_count"') == 3 and reduce.count("warp.tma_add") == 1
 
 
 def test_refuses_a_second_reader():
