@@ -10,7 +10,7 @@ A `Counter` of quantities. Those that a unit's clocks follow from:
     smem_results   the same of results that are stored
     smem_columns   one value a column, read by threads: 128 bytes for each load of a warp, as each takes the port for a clock
     smem_tiles     bytes of tiles that threads read
-    smem_words     single words: a tile's number, the address of tensor memory
+    smem_words     single words: a tile's number, the address of tensor memory, what roles tell each other of a row
     dsmem          bytes that a CTA sends to its peer
     tma            bytes that copies from global memory write to shared memory
     atomics        additions to global memory by threads
@@ -217,13 +217,17 @@ def _tcgen05_mma(op, role) -> Counter:
 
 
 def _store_shared(op, role) -> Counter:
-    readers = [use.owner.opview for use in op.buffer.uses]
-    size = bytes_of(op.buffer.type)
+    return _written_buffer(op.buffer) + Counter({"dsmem": bytes_of(op.buffer.type) // 2 if op.exchange.value else 0})
+
+
+def _written_buffer(buffer) -> Counter:
+    readers = [use.owner.opview for use in buffer.uses]
+    size = bytes_of(buffer.type)
     if any(isinstance(reader, (warp.WgmmaOp, warp_tmem.Tcgen05MmaOp)) for reader in readers):
         cause = "smem_ds"
     else:
         cause = "smem_dq" if any(_adds(reader) for reader in readers) else "smem_results"
-    return Counter({cause: size, "smem_written": size, "dsmem": size // 2 if op.exchange.value else 0})
+    return Counter({cause: size, "smem_written": size})
 
 
 def _adds(op) -> bool:
@@ -255,7 +259,8 @@ def _warp_add_count(op, role) -> Counter:
 
 
 def _warp_map(op, role, folded) -> Counter:
-    kind = op.target.type
+    buffer = op.buffer if isinstance(op, warp_tmem.TmemMapOp) else None
+    kind = op.target.type if buffer is None else op.kind
     row = role.lanes(kind) if kind.rank == 1 else role.layout.elements(_row_of(kind), role.warpgroups) * WARP * role.warps
     found = _lanes_work(op_costs.region_work(op.body.blocks[0], list(op.inputs), kind, role.lanes(kind), row, folded))
     for value in op.inputs:
@@ -265,7 +270,7 @@ def _warp_map(op, role, folded) -> Counter:
             found += _role_columns(value.type, role)
     if space_of(kind) == "tmem":
         found["tmem_written"] += bytes_of(kind)
-    return found
+    return found if buffer is None else found + _written_buffer(buffer)
 
 
 def _row_of(kind):
@@ -280,6 +285,16 @@ def _warp_reduce(op, role) -> Counter:
 
 def _warp_vote(op, role) -> Counter:
     return Counter({"alu": role.lanes(op.target.type)})
+
+
+def _post(op, role) -> Counter:
+    size = 4 * op.box.type.shape[0]
+    return Counter({"smem_words": size, "smem_written": size})
+
+
+def _fetch(op, role) -> Counter:
+    size = 4 * op.box.type.shape[0]
+    return Counter({"smem_words": size, "smem_read": size})
 
 
 def _tmem_load(op, role) -> Counter:
@@ -312,5 +327,5 @@ _WARP = {
     warp_tmem.Tcgen05MmaOp: _tcgen05_mma,
     warp.StoreSharedOp: _store_shared, warp.LoadFragmentOp: _load_fragment, warp.LoadColumnsOp: _load_columns,
     warp.GlobalAddOp: _warp_global_add, warp.AddCountOp: _warp_add_count, warp.ReduceOp: _warp_reduce, warp.VoteAnyOp: _warp_vote,
-    warp_tmem.TmemLoadOp: _tmem_load, warp_tmem.TmemStoreOp: _tmem_store,
+    warp_tmem.TmemLoadOp: _tmem_load, warp_tmem.TmemStoreOp: _tmem_store, warp_tmem.PostOp: _post, warp_tmem.FetchOp: _fetch,
 }

@@ -13,7 +13,7 @@ from typing import Any
 from .base import optional
 from .diagnostics import op_error
 from .mlir import ext, ir
-from .tile import check_yield, column_of, space_of
+from .tile import check_yield, column_of, space_of, tile_type
 from .warp import BufferOp, Operation, PipelineOp, RoleOp, StateOp, Warp, bits_of, cluster_around
 from .warp import _is_buffer as is_buffer
 from .warp import _is_fragment as is_fragment
@@ -196,7 +196,8 @@ class TmemMapOp(Operation, name="tmem_map"):
 
     Target and inputs of its shape lie in tensor memory or in fragments, row vectors in fragments, rows of column values in fragments or in
     buffers, whose slots `states` name, one for each such input; absent until `warp-insert-barriers` has run. What it reads in tensor memory
-    is loaded, and waited for, before it writes; an input may be the target. `reader` as in `warp.wgmma`.
+    is loaded, and waited for, before it writes; an input may be the target, and the target a buffer of one stage. `reader` as in
+    `warp.wgmma`.
     """
 
     target: ext.Operand[Any]
@@ -205,6 +206,18 @@ class TmemMapOp(Operation, name="tmem_map"):
     columns: ir.IntegerAttr
     reader: Any = optional(ir.IntegerAttr, "0 : i64")
     body: ext.Region
+    slot = None  # as in `warp.store_shared`: a buffer has one stage
+
+    @property
+    def buffer(self):
+        """The buffer that it writes, if it writes one."""
+        return self.target if space_of(self.target.type) == "smem" else None
+
+    @property
+    def kind(self):
+        """Type of the tile that it makes."""
+        kind = self.target.type
+        return kind if self.buffer is None else tile_type(list(kind.shape)[1:], kind.element_type, "reg")
 
     @property
     def rows(self) -> list:
@@ -212,9 +225,11 @@ class TmemMapOp(Operation, name="tmem_map"):
         return [value for value in self.inputs if space_of(value.type) == "smem"]
 
     def verify_op(self) -> bool:
-        kind, step = self.target.type, self.columns.value
+        if self.buffer is not None and (not is_buffer(self, self.target) or self.target.type.shape[0] != 1):
+            return op_error(self, f"writes {self.target.type}", why="a buffer that it writes has one stage")
+        kind, step = self.kind, self.columns.value
         if space_of(kind) not in ("tmem", "reg") or kind.rank != 2:
-            return op_error(self, f"writes {kind}", why="its target is a tile in tensor memory or a fragment")
+            return op_error(self, f"writes {kind}", why="its target is a tile in tensor memory, a fragment or a buffer")
         if step < 8 or step % 8:
             return op_error(self, f"has columns = {step}", why="it works on multiples of 8 columns")
         arguments = list(self.body.blocks[0].arguments)
@@ -234,6 +249,42 @@ class TmemMapOp(Operation, name="tmem_map"):
             if arguments[number].type != held:
                 return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {held}")
         return check_yield(self, self.body, [kind.element_type])
+
+
+# ----------------------------------------------------------------------------------------------- one value a row, between roles
+
+
+class RowBoxOp(Operation, name="row_box"):
+    """A row vector in shared memory from byte `offset` on, 4 bytes a row, through which one role hands it to another."""
+
+    offset: ir.IntegerAttr
+    out: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        kind = self.out.type
+        if space_of(kind) != "smem" or kind.rank != 1 or str(kind.element_type) not in ("f32", "i1"):
+            return op_error(self, f"gives {kind}", why="it holds an f32, or an i1, for each row")
+        return self.offset.value % 4 == 0 or op_error(self, f"has offset {self.offset.value}", why="a row takes 4 bytes")
+
+
+class PostOp(Operation, name="post"):
+    """box = source: each thread its row."""
+
+    box: ext.Operand[Any]
+    source: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return _is_box(self, self.box) and is_fragment(self, "source", self.source) and _passes(self, self.source)
+
+
+class FetchOp(Operation, name="fetch"):
+    """target = box: each thread its row."""
+
+    box: ext.Operand[Any]
+    target: ext.Operand[Any]
+
+    def verify_op(self) -> bool:
+        return _is_box(self, self.box) and is_fragment(self, "target", self.target) and _passes(self, self.target)
 
 
 # ----------------------------------------------------------------------------------------- order between roles, before barriers
@@ -296,6 +347,16 @@ def is_region(op, name, value) -> bool:
     if space_of(value.type) != "tmem":
         return op_error(op, f"needs {name} in #tile.tmem, but it is {value.type}")
     return made_by(op, name, value, TmemOp)
+
+
+def _is_box(op, value) -> bool:
+    return made_by(op, "box", value, RowBoxOp)
+
+
+def _passes(op, fragment) -> bool:
+    box, held = op.box.type, fragment.type
+    same = list(box.shape) == list(held.shape) and box.element_type == held.element_type
+    return same or op_error(op, f"passes {held} through {box}", why="shape and dtype stay")
 
 
 def _copies(op) -> bool:

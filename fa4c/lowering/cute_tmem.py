@@ -134,10 +134,11 @@ class TmemRules:
     def tmem_map(self, op) -> None:
         """Chunks of columns: load, compute, store. The chunk's registers are a fragment of its own."""
         self.top(comment(op))
-        kind = op.target.type
+        kind = op.kind
         width, step = kind.shape[1], op.columns.value
-        chunks = {}  # region -> fragment of one chunk
-        for region in dict.fromkeys(v for v in [*op.inputs, op.target] if space_of(v.type) == "tmem"):
+        chunks = {}  # region, or buffer that is written -> fragment of one chunk
+        written = [] if space_of(op.target.type) == "reg" else [op.target]
+        for region in dict.fromkeys([v for v in op.inputs if space_of(v.type) == "tmem"] + written):
             chunks[region] = name = self.names.fresh("rChunk")
             self.header(f"{name} = cute.make_rmem_tensor({step}, {dsl_type(region.type.element_type)})  # {step} columns of {self.operand(region)}")
         rows = {}  # buffer of column values -> (its chunk, where its slot begins)
@@ -157,12 +158,14 @@ class TmemRules:
             if read:
                 self.top("prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)")
             self._chunk(op, {**chunks, **{buffer: name for buffer, (name, _) in rows.items()}}, first, count)
-            if op.target in chunks:
+            if op.buffer is not None:
+                self._store_row(op.buffer, self.operand(op.buffer), chunks[op.buffer], 0, count, first)
+            elif op.target in chunks:
                 at, words = _words(kind, first), _words(kind, count)
                 self.top(f"tmem_store({self._own_address(op.target)} + {at}, {chunks[op.target]}, 0, {words})")
 
     def _chunk(self, op, chunks: dict, first: int, count: int) -> None:
-        body, kind = op.body.blocks[0], op.target.type
+        body, kind = op.body.blocks[0], op.kind
         arguments = list(body.arguments)
         step = 2 if self.packs(body, count) else 1
 
@@ -191,16 +194,33 @@ class TmemRules:
     # -- tiles of one row a thread
 
     def store_shared_rows(self, op) -> None:
-        _, rows, columns = op.buffer.type.shape
         place = self.operand(op.buffer) + (f" + {self.operand(op.slot)} * {self._stage(op.buffer)}" if op.slot is not None else "")
-        first = op.first.value if op.first is not None else 0
         self.top(comment(op))
+        first, columns = op.first.value if op.first is not None else 0, op.buffer.type.shape[2]
         if op.exchange.value:
-            self._exchange_rows(op, place, rows, columns)
+            self._exchange_rows(op, place, op.buffer.type.shape[1], columns)
             return
-        self.top(
-            f"store_row({place}, row0, {self.operand(op.source)}, {first}, {columns}, {rows}, {op.buffer.owner.opview.swizzle.value})"
-        )
+        self._store_row(op.buffer, place, self.operand(op.source), first, columns)
+
+    def _store_row(self, buffer, place: str, source: str, first: int, columns: int, column: int = 0) -> None:
+        """This thread's row of a buffer, from `column` on = source[first ... first + columns]."""
+        rows, swizzle = buffer.type.shape[1], buffer.owner.opview.swizzle.value
+        self.top(f"store_row({place}, row0, {source}, {first}, {columns}, {rows}, {swizzle}{f', {column}' if column else ''})")
+
+    def row_box(self, op) -> None:
+        kind = op.out.type
+        name = self.names.fresh("box" + (name_of(op.out) or "Row").capitalize())
+        dtype = "Int32" if str(kind.element_type) == "i1" else dsl_type(kind.element_type)
+        self.top(f"{name} = cute.make_tensor(cute.recast_ptr(base + {op.offset.value}, dtype={dtype}), cute.make_layout({kind.shape[0]}))")
+        self.values[op.out] = name
+
+    def post(self, op) -> None:
+        self.top(comment(op))
+        self.top(f"{self.operand(op.box)}[row0] = {self.operand(op.source)}[0]")
+
+    def fetch(self, op) -> None:
+        self.top(comment(op))
+        self.top(f"{self.operand(op.target)}[0] = {self.operand(op.box)}[row0]")
 
     def _exchange_rows(self, op, place: str, rows: int, columns: int) -> None:
         """This CTA's half of a row into its own buffer, the other half into the peer's; in both to the rows that are this CTA's."""
@@ -282,5 +302,8 @@ TMEM_RULES = {
     warp_tmem.TmemStoreOp: TmemRules.tmem_store,
     warp_tmem.TmemWaitOp: TmemRules.tmem_wait,
     warp_tmem.TmemMapOp: TmemRules.tmem_map,
+    warp_tmem.RowBoxOp: TmemRules.row_box,
+    warp_tmem.PostOp: TmemRules.post,
+    warp_tmem.FetchOp: TmemRules.fetch,
     warp_tmem.LinkOp: _no_barriers,
 }

@@ -70,16 +70,17 @@ def load_row(source, offset, target, columns):
         cute.autovec_copy(cute.make_tensor(place + c, cute.make_layout(4)), piece)
 ''',
     "store_row": '''
-def store_row(pointer, row, source, first, columns, rows, swizzle):
-    """Row `row` of a swizzled buffer = source[first ...], 16 bytes at a time: chunk c of a row of span s lies where c is XORed with
-    row * s / 128."""
+def store_row(pointer, row, source, first, columns, rows, swizzle, column=0):
+    """Row `row` of a swizzled buffer, from `column` on = source[first ...], 16 bytes at a time: chunk c of a row of span s lies where c is
+    XORed with row * s / 128."""
     chunk, spans = 16 * 8 // source.element_type.width, swizzle // 16
     at = pointer.toint() + row * swizzle
     twist = row * swizzle // 128 % spans
-    for c in range(columns // chunk):
+    for n in range(columns // chunk):
+        c = column // chunk + n
         address = at + c // spans * (rows * swizzle) + (c % spans ^ twist) * 16
         place = cute.make_ptr(source.element_type, address, cute.AddressSpace.smem, assumed_align=16)
-        piece = cute.make_tensor((source.iterator + (first + c * chunk)).align(16), cute.make_layout(chunk))
+        piece = cute.make_tensor((source.iterator + (first + n * chunk)).align(16), cute.make_layout(chunk))
         cute.autovec_copy(piece, cute.make_tensor(place, cute.make_layout(chunk)))
 ''',
     "send_row": '''

@@ -7,9 +7,9 @@ thread are done in the order of issue, so a signal behind one covers all earlier
 
 The program is run symbolically in schedule order, with a clock of what each role knows of the others; each access that nothing orders yet
 adds a link from the latest such access of the other role, until none is left. A link whose signals might overtake their waits gets a link
-back. Tiles in shared memory that threads write and MMAs read, of one copy, are ordered likewise. Within one tile, and across tiles
-where `after` says that one overwrites another, dependences are the program's; a reuse of columns that the text does not declare stays
-unordered, and shows as a race.
+back. Tiles in shared memory that threads write and MMAs read, of one copy, are ordered likewise, and row vectors that go from role to
+role through shared memory (`corrections.Box`). Within one tile, and across tiles where `after` says that one overwrites another,
+dependences are the program's; a reuse of columns that the text does not declare stays unordered, and shows as a race.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import column_of
 from . import tmem_tiles
 from ._tile_map import operations_in
+from .corrections import Box
 
 _MOST_LINKS = 40
 
@@ -35,24 +36,24 @@ class Link:
     ahead: int
 
 
-def find(kernel, role_of) -> list[Link]:
+def find(kernel, role_of, boxes=()) -> list[Link]:
     """The links of a `tile.kernel` whose tiles have columns; `role_of(op)` names the role that runs an operation."""
     links: list[Link] = []
     while True:
-        missing = _missing(kernel, role_of, links)
+        missing = _missing(kernel, role_of, boxes, links)
         if missing is None:
-            return _without_needless(kernel, role_of, links)
+            return _without_needless(kernel, role_of, boxes, links)
         if missing in links or len(links) > _MOST_LINKS:
             raise op_diagnostic(missing.after, f"cannot be ordered behind '{missing.before.operation.name}' of role {missing.source}",
                                 why="its schedule runs it before", fix="change stage and order, or the columns that both use")
         links.append(missing)
 
 
-def _without_needless(kernel, role_of, links: list[Link]) -> list[Link]:
+def _without_needless(kernel, role_of, boxes, links: list[Link]) -> list[Link]:
     """Links found early may have become needless by later ones."""
     for link in list(links):
         rest = [other for other in links if other != link]
-        if _missing(kernel, role_of, rest) is None:
+        if _missing(kernel, role_of, boxes, rest) is None:
             links = rest
     return links
 
@@ -61,9 +62,9 @@ def _without_needless(kernel, role_of, links: list[Link]) -> list[Link]:
 _SCENARIOS = ((2, 4), (2, 0), (0, 4), (2, 1))
 
 
-def _missing(kernel, role_of, links) -> Link | None:
+def _missing(kernel, role_of, boxes, links) -> Link | None:
     """A link that is needed beside `links`, None if there are enough."""
-    runs = (_Run(kernel, role_of, links).missing(turns, trips) for turns, trips in _SCENARIOS)
+    runs = (_Run(kernel, role_of, boxes, links).missing(turns, trips) for turns, trips in _SCENARIOS)
     return next((link for link in runs if link is not None), None)
 
 
@@ -93,8 +94,12 @@ def _written_operands(kernel) -> dict:
 
 
 class _Run:
-    def __init__(self, kernel, role_of, links):
+    def __init__(self, kernel, role_of, boxes, links):
         self.kernel, self.role_of, self.links = kernel, role_of, links
+        self.boxed = defaultdict(list)  # operation -> (box, whether it is written, whether it is read)
+        for box in boxes:
+            for op in [box.writer, *box.readers]:
+                self.boxed[op].append((box, op == box.writer, op != box.writer))
         self.of = {**tmem_tiles.tiles_by_value(kernel), **_written_operands(kernel)}
         self.known: dict = defaultdict(lambda: defaultdict(int))  # role -> role -> events of it that are known to be over
         self.count: dict = defaultdict(int)  # role -> events so far
@@ -158,7 +163,7 @@ class _Run:
     # -- accesses
 
     def _access(self, op, iteration: int, instance: int) -> Link | None:
-        role, accesses = self.role_of(op), tmem_tiles.touched(op, self.of)
+        role, accesses = self.role_of(op), [*tmem_tiles.touched(op, self.of), *self.boxed[op]]
         if not accesses:
             return None
         self._tick(role)
@@ -177,7 +182,7 @@ class _Run:
 
     def _must_follow(self, op, iteration: int, t, writes: bool, reads: bool) -> list[_Done]:
         found = [past for past in self.history[id(t)] if writes or past.writes]
-        if writes and not reads:
+        if writes and not reads and not isinstance(t, Box):
             found += self._declared_reuse(op, iteration)
             if op.operation.parent.name != "scf.for" or not self._in_one_loop(op, t):
                 found += [past for other in self._sharing(t) for past in self.history[id(other)]]

@@ -52,8 +52,10 @@ class Cost:
     asynchronous: bool = False
 
 
-def cost(op, target) -> Cost:
-    """Of a scheduled tile operation."""
+def cost(op, target, *, whole: bool = False) -> Cost:
+    """Of a scheduled tile operation; `whole`: of what a condition guards too."""
+    if whole and isinstance(op, tile.MapOp):
+        return _elementwise(map_work(op, target), target)
     rule = _RULES.get(type(op))
     if rule is None:
         raise op_diagnostic(op, "has no cost, so that it cannot be scheduled", fix="leave out tile-pipeline")

@@ -57,6 +57,8 @@ class _Program:
         self.mma_operands = {v for role in self.roles for op in shared_exchange._walk(role.body.blocks[0])
                              if isinstance(op, warp_tmem.Tcgen05MmaOp) for v in (op.a, op.b)}
         self.counted = {dim for role in self.roles for dim in counted_dims(role)}
+        # where a loop makes no trip, nothing was passed on behind it
+        self.passes_rows = {r for r in self.roles if any(isinstance(op, (warp_tmem.PostOp, warp_tmem.FetchOp)) for op in _operations(r))}
         self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
         self.paired = any(role.leader.value for role in self.roles) or any(
             op.leader.value for op in operations if isinstance(op, warp.PipelineOp)
@@ -69,7 +71,15 @@ class _Program:
         return self._values[op]
 
 
-_STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp, warp_tmem.TmemAllocOp, warp_tmem.TmemOp)
+_STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp, warp_tmem.TmemAllocOp, warp_tmem.TmemOp, warp_tmem.RowBoxOp)
+
+
+def _operations(op):
+    for region in op.operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner
+                yield from _operations(inner)
 
 
 def _overlap(a, b) -> bool:
@@ -182,6 +192,7 @@ class _Agent:
             set(),
         )  # TMA stores; drained: waited for by one thread, not yet known to all
         self.clock = {}  # agent -> how far it is known to have come
+        self.passed = False  # whether lanes passed on, or took, row vectors since they met
         self.loading, self.stores = set(), set()  # fragments, tiles in tensor memory: asynchronous copies not waited for
         self.blocked_on = None
         self.steps = machine.walk(self, machine.program.bodies[role])
@@ -194,6 +205,7 @@ class _Machine(TmemRules):
         self.slots, self.barriers, self.epoch = {}, {}, {}
         self.reads = {}  # (agent, pipe, group, stage, state) -> waits
         self.tmem_accesses, self.tmem_content, self.tmem_unread = [], {}, {}
+        self.posted = set()  # (CTA, row block, row vector) that went from role to role
         self.mma_reads = {}  # (agent, buffer) -> number of the last tcgen05 MMA that reads it
         self.operand_writes = {}  # buffer that tcgen05 MMAs read -> {agent: its clock at the fence behind its last write, inf before it}
         self.sent = set()  # (agent, buffer) of what was written to the peer's memory too
@@ -585,10 +597,11 @@ class _Machine(TmemRules):
         self.touch(agent, op)
 
     def sync_warp(self, agent, op) -> None:
-        if not agent.unsynced and not agent.lanes_wrote and "fenced" not in agent.handing.values() and agent.turn_known_to != "one":
+        idle = not agent.unsynced and not agent.lanes_wrote and "fenced" not in agent.handing.values() and agent.turn_known_to != "one"
+        if idle and agent.role not in self.program.passes_rows:
             raise op_diagnostic(op, "synchronises lanes that did nothing", why="no load into registers, or write, came before it, and no "
                                 "wait for a turn", fix="remove it")
-        agent.unsynced, agent.lanes_wrote, agent.turn_known_to = [], False, ""
+        agent.unsynced, agent.lanes_wrote, agent.turn_known_to, agent.passed = [], False, "", False
         agent.handing = {state: "synced" if how == "fenced" else how for state, how in agent.handing.items()}
 
     def _read_written(self, agent, op, buffer, number: int) -> None:
@@ -812,7 +825,7 @@ class _Machine(TmemRules):
         agent.synced |= agent.fenced
         agent.group_barriers += 1
         agent.turn_known_to, agent.adding = "", False
-        agent.drained, agent.unsynced, agent.lanes_wrote = set(), [], False
+        agent.drained, agent.unsynced, agent.lanes_wrote, agent.passed = set(), [], False, False
 
     def _meet(self, agent, op, key, need):
         waiting = self.barriers.setdefault(key, [0, 0])  # arrivals of this generation, generation

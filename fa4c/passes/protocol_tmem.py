@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..ir import warp_tmem
+from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import column_of, space_of
 
@@ -23,7 +23,7 @@ class _Access:
     number: int  # by the agent's own clock
     first: int
     end: int
-    block: tuple  # CTA, row block
+    block: tuple  # CTA, row block; of a row vector from role to role, that too
     writes: bool
 
 
@@ -84,6 +84,10 @@ class TmemRules:
             meets = past.first < access.end and access.first < past.end and past.block == block and (past.writes or writes)
             if meets and past.agent is not agent and agent.clock.get(past.agent, 0) < past.number:
                 what = "writes" if past.writes else "reads"
+                if len(block) > 2:
+                    said = f"touches a row vector while role {past.agent.name} may not be done with it"
+                    raise op_diagnostic(op, said, why=f"that role {what} it, and nothing orders the two",
+                                        fix="wait for a pipe that is filled after it")
                 raise op_diagnostic(
                     op,
                     f"touches columns {max(first, past.first)} to {min(access.end, past.end) - 1} of tensor memory while role "
@@ -112,7 +116,7 @@ class TmemRules:
         """Threads write a buffer that MMAs may read."""
         self.check_mma_reads(agent, op, op.buffer, "a buffer")
         self.operand_writes.setdefault(op.buffer, {})[agent] = math.inf
-        if op.exchange.value:
+        if isinstance(op, warp.StoreSharedOp) and op.exchange.value:
             self.sent.add((agent, op.buffer))
         agent.lanes_wrote = agent.lanes_wrote or op.buffer in self.program.mma_operands
 
@@ -161,6 +165,9 @@ class TmemRules:
         if agent.loading:
             raise op_diagnostic(op, "signals before what its role loads from tensor memory is read", why="loads are asynchronous",
                                 fix='put warp.tmem_wait {kind = "load"} before it')
+        if agent.passed:
+            raise op_diagnostic(op, "signals before all lanes have passed on, or taken, what goes through shared memory",
+                                why="one lane arrives for its warp", fix="put warp.sync_warp before it")
         place = agent.places[op.state]
         self._fill(agent, op, place, agent.warps, 0 if place.pipe.owner.opview.leader.value else agent.cta)
 
@@ -183,6 +190,26 @@ class TmemRules:
 
     def _waits_on(self, other, place) -> bool:
         return other.pipe == place.pipe and other.group == place.group and other.seen >= 0 and other is not place
+
+    # -- row vectors from role to role
+
+    def post(self, agent, op) -> None:
+        self.touch_fragments(agent, op, {op.source}, set())
+        self._box(agent, op, writes=True)
+        self.posted.add((agent.cta, agent.group, op.box))
+
+    def fetch(self, agent, op) -> None:
+        if (agent.cta, agent.group, op.box) not in self.posted:
+            raise op_diagnostic(op, "takes a row vector that nobody passed on", why="shared memory holds garbage",
+                                fix="put warp.post first")
+        self._box(agent, op, writes=False)
+        self.touch_fragments(agent, op, set(), {op.target})
+
+    def _box(self, agent, op, *, writes: bool) -> None:
+        self._order(agent, op, _Access(agent, self.tick(agent), 0, 1, (agent.cta, agent.group, op.box), writes), 0)
+        agent.passed = True
+
+    # -- between tensor memory and registers
 
     def tmem_load(self, agent, op) -> None:
         self._own_stores(agent, op, op.source)
@@ -212,6 +239,8 @@ class TmemRules:
         if space_of(op.target.type) == "tmem":
             self.columns(agent, op, op.target, agent.group, reads=op.target in list(op.inputs), writes=True)
             agent.stores.add(op.target)
+        if op.buffer is not None:
+            self.store_shared(agent, op)
 
     def _own_stores(self, agent, op, region) -> None:
         first, end = column_of(region.type), column_of(region.type) + warp_tmem.words_of(region.type)
@@ -239,9 +268,9 @@ def tmem_fragments_touched(op) -> tuple[set, set]:
     if isinstance(op, warp_tmem.TmemMapOp):
         written = {op.target} if space_of(op.target.type) == "reg" else set()
         return {value for value in op.inputs if space_of(value.type) == "reg"}, written
-    if isinstance(op, warp_tmem.TmemLoadOp):
+    if isinstance(op, (warp_tmem.TmemLoadOp, warp_tmem.FetchOp)):
         return set(), {op.target}
-    if isinstance(op, warp_tmem.TmemStoreOp):
+    if isinstance(op, (warp_tmem.TmemStoreOp, warp_tmem.PostOp)):
         return {op.source}, set()
     return set(), set()
 
@@ -253,4 +282,6 @@ TMEM_RULES = {
     warp_tmem.TmemStoreOp: TmemRules.tmem_store,
     warp_tmem.TmemWaitOp: TmemRules.tmem_wait,
     warp_tmem.TmemMapOp: TmemRules.tmem_map,
+    warp_tmem.PostOp: TmemRules.post,
+    warp_tmem.FetchOp: TmemRules.fetch,
 }

@@ -66,19 +66,22 @@ class Links:
         states: dict = {}
         block = role.body.blocks[0]
         issues = warp_tmem.issues_mmas(role)
-        stores = any(_writes_tmem(op) for op in _walk(block))
+        read_here = {o: _writes_tmem(o) and any(_reads(r, o.target) for r in _walk(block)) and not _signals_first(o) for o in _walk(block)}
+        behind_stores = {_next_signal(op) for op in _walk(block) if _writes_tmem(op) and not read_here[op]}
         shared = [op for op in _walk(block) if isinstance(op, warp.StoreSharedOp) and op.buffer in self._operands()]
         behind_writes = {op for op in map(_next_signal, shared) if op is not None}
         for op in shared:
             with ir.InsertionPoint.after(op.operation):
                 warp.FenceAsyncOp(cluster=ir.BoolAttr.get(True) if op.exchange.value else None, loc=op.location)
+        passed_rows = False  # whether lanes have passed on, or taken, rows since they met
         for op in list(_walk(block)):
             if isinstance(op, warp_tmem.TmemLoadOp):
                 with ir.InsertionPoint.after(op.operation):
                     warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("load"), loc=op.location)
-            if _writes_tmem(op) and any(_reads(o, op.target) for o in _walk(block)) and not _signals_first(op):
+            if read_here.get(op):
                 with ir.InsertionPoint.after(op.operation):
                     warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"), loc=op.location)
+            passed_rows = passed_rows or isinstance(op, (warp_tmem.PostOp, warp_tmem.FetchOp))
             if not isinstance(op, (warp_tmem.SignalOp, warp_tmem.AwaitOp)):
                 continue
             waits = isinstance(op, warp_tmem.AwaitOp)
@@ -90,10 +93,11 @@ class Links:
                 elif issues:
                     _commit(op, state, "full", role.leader.value)
                 else:
-                    if stores:
+                    if op in behind_stores or None in behind_stores:
                         warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"))
-                    if op in behind_writes:
+                    if op in behind_writes or passed_rows:  # one lane arrives for all
                         warp.SyncWarpOp()
+                        passed_rows = False
                     warp.ArriveOp(state=state)
             op.operation.erase()
 
@@ -184,9 +188,11 @@ def _elect_before(op):
 
 
 def _next_signal(op):
-    """The first signal behind an operation, in its block."""
+    """The first signal behind an operation, in its block or around a `when`."""
     behind = [other for other in op.operation.block.operations if op.operation.is_before_in_block(other.operation)]
-    return next((other for other in behind if isinstance(other, warp_tmem.SignalOp)), None)
+    found = next((other for other in behind if isinstance(other, warp_tmem.SignalOp)), None)
+    around = op.operation.parent.opview
+    return _next_signal(around) if found is None and isinstance(around, warp.WhenOp) else found
 
 
 def _writes_tmem(op) -> bool:

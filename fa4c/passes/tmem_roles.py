@@ -1,5 +1,6 @@
 """Roles of a kernel whose MMAs sum into tensor memory: a warp that loads, one that issues MMAs, and compute warpgroups of 128 rows each;
-where tiles are added to global memory through shared memory, a warpgroup for that (`streams.py`).
+where tiles are added to global memory through shared memory, a warpgroup for that (`streams.py`); where loops scale sums in tensor memory,
+as many warpgroups that correct those (`corrections.py`).
 
 The rest of `warp-specialize` for such kernels; it decides by where the tiles lie. One thread issues all MMAs, of row block after row block:
 while one's scores are exponentiated, the other's products are formed. Compute warpgroups read and write tensor memory a row a thread; maps
@@ -12,13 +13,16 @@ from ..ir import tile, tile_pair, warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir
 from ..ir.tile import column_of, space_of
-from . import fragments, handoffs, tmem_tiles
+from . import corrections, fragments, handoffs, tmem_tiles
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
 from .warp_specialize import _RULES, _clone, _i64, _index, _is_staged, _Kernel, _location_of, _Role, _walk, is_load, is_row
 
+CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
 _ISSUE_REGISTERS = 48  # of the warpgroup whose warps only issue copies and MMAs
 _CHUNK = 32  # columns that a map takes of tensor memory at a time
+# Beside a role that corrects: 16 columns, what they become and addresses fit 56 registers, issuing takes 22; 2 x (184 + 56) + 32 = 512
+_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 56, 16, 32
 _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
 
 
@@ -39,21 +43,60 @@ def reduces(op) -> bool:
     return type(op) in _RULES and stream_of(op) == REDUCE
 
 
+def role_of(op, corrected=frozenset()) -> str:
+    """The role that runs an operation; `corrected`: what goes to the role that corrects sums."""
+    return CORRECT if op in corrected else stream_of(op)
+
+
 class TmemKernel(_Kernel):
     """One tile.kernel with tiles in tensor memory on its way to a warp.kernel."""
 
     group_rows = warp_tmem.LANES
     computes = staticmethod(computes)
+    corrections = None
 
-    def __init__(self, kernel, target):
+    def __init__(self, kernel, target, correction: str = "auto"):
         super().__init__(kernel, target)
         self.ctas = _check_ctas([op for op in self.all_ops if is_mma(op)])
         self.reduced = fragments.assign(kernel, reduces)
         for op in self.all_ops:
             _check(op)
         tmem_tiles.check(kernel, target)
-        self.links = handoffs.find(kernel, stream_of)
+        self.corrections = self._corrections(correction)
+        self.compute_registers, self.load_registers = self._budgets()
+        self.links = handoffs.find(kernel, self.role_of, self.corrections.boxes.values() if self.corrections else ())
         self.regions = {}  # value in tensor memory -> warp.tmem
+        self.boxes = {}  # row vector that changes roles -> warp.row_box
+
+    def role_of(self, op) -> str:
+        return role_of(op, self.corrections.operations if self.corrections is not None else ())
+
+    def corrects(self, op) -> bool:
+        return self.role_of(op) == CORRECT
+
+    def _corrections(self, choice: str):
+        """What goes to a role of its own; None if nothing does, or if shared memory has no room for what it needs to know."""
+        found = corrections.find(self.kernel) if choice != "no" else None
+        if found is None:
+            return None
+        self.smem_bytes = super()._place_buffers()
+        needs = self._with_boxes(found)
+        if needs > self.target.smem_bytes:
+            if choice == "auto":
+                return None
+            raise op_diagnostic(self.kernel, f"needs {needs} bytes of shared memory, but a CTA has {self.target.smem_bytes}",
+                                why=f"{len(found.boxes)} row vectors go to the role that corrects sums", fix="leave correction to the pass")
+        return found
+
+    def _with_boxes(self, found) -> int:
+        return self.smem_bytes + len(found.boxes) * corrections.BOX_BYTES * self.group_rows * self.warpgroups
+
+    def _place_buffers(self) -> int:
+        at = super()._place_buffers()
+        return at if self.corrections is None else self._with_boxes(self.corrections)
+
+    def _threads(self) -> int:
+        return super()._threads() + 128 * (self._reduces() + (self.warpgroups if self.corrections is not None else 0))
 
     def _count_warpgroups(self) -> int:
         rows = {v.type.shape[0] for op in self.all_ops for v in op.operation.results if space_of(v.type) in ("reg", "tmem")}
@@ -72,12 +115,12 @@ class TmemKernel(_Kernel):
     def _reduces(self) -> bool:
         return any(reduces(op) for op in self.all_ops)
 
-    def _threads(self) -> int:
-        return super()._threads() + 128 * self._reduces()
-
     def _budgets(self) -> tuple[int, int]:
-        share = (self.target.registers // 128 - _ISSUE_REGISTERS - _REDUCE_REGISTERS * self._reduces()) // self.warpgroups
-        return min(share // self.target.register_step * self.target.register_step, 240), _ISSUE_REGISTERS
+        corrects = self.corrections is not None
+        issue = _FEWER_ISSUE_REGISTERS if corrects else _ISSUE_REGISTERS
+        share = (self.target.registers // 128 - issue - _REDUCE_REGISTERS * self._reduces()) // self.warpgroups
+        share -= _CORRECT_REGISTERS if corrects else 0
+        return min(share // self.target.register_step * self.target.register_step, 240), issue
 
     def _emit_roles(self) -> None:
         memory = warp_tmem.TmemAllocOp(
@@ -97,18 +140,37 @@ class TmemKernel(_Kernel):
             ).out
             for link in self.links
         }
-        self._tmem_role(LOAD, 0, 1, self.load_registers, is_load)
-        self._tmem_role(MMA, 1, 3, self.load_registers, is_mma)
-        self._tmem_role(COMPUTE, 4, 4 * self.warpgroups, self.compute_registers, computes)
+        warps = 4 * self.warpgroups
+        self._tmem_role(LOAD, 0, 1, self.load_registers, _TmemRole)
+        self._tmem_role(MMA, 1, 3, self.load_registers, _Issuer)
+        if self.corrections is not None:
+            self._make_boxes()
+        self._tmem_role(COMPUTE, 4, warps, self.compute_registers, _TmemRole)
+        last = 4 + warps
+        if self.corrections is not None:
+            self._tmem_role(CORRECT, last, warps, _CORRECT_REGISTERS, _Corrector)
+            last += warps
         if self._reduces():
-            self._tmem_role(REDUCE, 4 + 4 * self.warpgroups, 4, _REDUCE_REGISTERS, reduces)
+            self._tmem_role(REDUCE, last, 4, _REDUCE_REGISTERS, _TmemRole)
         warp_tmem.TmemFreeOp(memory=memory)
 
     def pair(self):
         """The attribute `ctas` of what pairs of CTAs do together; absent where there are none."""
         return _i64(2) if self.ctas == 2 else None
 
-    def _tmem_role(self, name, first, count, registers, keep) -> None:
+    def keeps(self, name: str):
+        """Whether an operation is of the role of that name, as a function."""
+        fixed = {LOAD: is_load, MMA: is_mma, REDUCE: reduces}
+        return fixed[name] if name in fixed else lambda op: type(op) in _RULES and self.role_of(op) == name
+
+    def _make_boxes(self) -> None:
+        at = self.smem_bytes
+        for value in self.corrections.boxes:
+            kind = tile.tile_type(value.type.shape, value.type.element_type, "smem")
+            self.boxes[value] = warp_tmem.RowBoxOp(offset=_i64(at), out=kind, loc=value.owner.location).out
+            at += corrections.BOX_BYTES * kind.shape[0]
+
+    def _tmem_role(self, name, first, count, registers, emitter) -> None:
         whole = count % 4 == 0
         role = warp.RoleOp(
             sym_name=ir.StringAttr.get(name),
@@ -116,28 +178,32 @@ class TmemKernel(_Kernel):
             active=_i64(count if whole else 1),
             registers=_i64(registers),
             layout=ir.StringAttr.get("lanes") if whole else None,
-            leader=ir.BoolAttr.get(True) if keep is is_mma and self.ctas == 2 else None,
+            leader=ir.BoolAttr.get(True) if name == MMA and self.ctas == 2 else None,
         )
         block = role.body.blocks.append()
         with ir.InsertionPoint(block):
-            (_Issuer if keep is is_mma else _TmemRole)(self, keep, name).emit_block(self.body, dict(self.scalars))
+            emitter(self, name).emit_block(self.body, dict(self.scalars))
 
 
 class _TmemRole(_Role):
     """One role's part; it signals and awaits where the links say."""
 
     groups = (None,)  # each warpgroup's own
+    chunk = _CHUNK
 
-    def __init__(self, kernel: TmemKernel, keep, name: str):
-        super().__init__(kernel, keep)
+    def __init__(self, kernel: TmemKernel, name: str):
         self.name = name
+        super().__init__(kernel, kernel.keeps(name))
 
     def holds_fragments(self) -> bool:
-        return self.keep in (computes, reduces)
+        return self.name in (COMPUTE, REDUCE)
 
     def emit_op(self, op, env) -> None:
         self._await(op, self.groups)
         super().emit_op(op, env)
+        for value in op.operation.results:
+            if value in self.kernel.boxes:
+                warp_tmem.PostOp(box=self.kernel.boxes[value], source=self.fragment(value), loc=op.location)
         self._signal(op, self.groups)
 
     def emit_loop(self, op, env) -> None:
@@ -195,7 +261,7 @@ class _TmemRole(_Role):
             warp_tmem.TmemLoadOp(target=self.fragment(op.out), source=self.storage(op.inputs[0]), loc=op.location)
             return
         new = warp_tmem.TmemMapOp(
-            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=_i64(_CHUNK),
+            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=_i64(self.chunk),
             reader=self._reader(op, *[v for v in op.inputs if is_row(v)]), loc=op.location,
         )  # fmt: skip
         block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
@@ -236,7 +302,7 @@ class _TmemRole(_Role):
         if space_of(op.out.type) != "tmem":
             super().splat(op, env)
             return
-        new = warp_tmem.TmemMapOp(target=self.storage(op.out), inputs=[], states=[], columns=_i64(_CHUNK), loc=op.location)
+        new = warp_tmem.TmemMapOp(target=self.storage(op.out), inputs=[], states=[], columns=_i64(self.chunk), loc=op.location)
         index = ir.IndexType.get()
         block = new.body.blocks.append(index, index, arg_locs=[op.location] * 2)
         with ir.InsertionPoint(block), op.location:
@@ -247,8 +313,8 @@ class _TmemRole(_Role):
 class _Issuer(_TmemRole):
     """The warp that issues MMAs: each step row block after row block, which have nothing to do with each other."""
 
-    def __init__(self, kernel: TmemKernel, keep, name: str):
-        super().__init__(kernel, keep, name)
+    def __init__(self, kernel: TmemKernel, name: str):
+        super().__init__(kernel, name)
         self.groups = tuple(_i64(block) for block in range(kernel.warpgroups))
 
     def emit_op(self, op, env) -> None:
@@ -279,6 +345,43 @@ class _Issuer(_TmemRole):
             loc=op.location,
         )
         self._signal(op, [group])
+
+
+class _Corrector(_TmemRole):
+    """Warpgroups that scale sums in tensor memory, and store them in the end, by row vectors that the compute ones pass on."""
+
+    chunk = _CORRECT_CHUNK
+
+    def __init__(self, kernel: TmemKernel, name: str):
+        super().__init__(kernel, name)
+        self.held = {}  # row vector -> fragment
+        for op in kernel.all_ops:
+            for value in op.operation.operands if kernel.corrects(op) and not isinstance(op, tile.ToSharedOp) else ():
+                for held in dict.fromkeys([corrections.source_of(value), value]) if space_of(value.type) == "reg" else ():
+                    if held not in self.held:
+                        self.held[held] = warp.FragmentOp(out=held.type, loc=held.owner.location).out
+
+    def fragment(self, value):
+        return self.held[value]
+
+    def emit_op(self, op, env) -> None:
+        self._await(op, self.groups)
+        for value in dict.fromkeys(op.operation.operands):
+            if value in self.held:
+                source = corrections.source_of(value)
+                warp_tmem.FetchOp(box=self.kernel.boxes[source], target=self.held[source], loc=op.location)
+                if source != value:
+                    self.vote_any(value.owner.opview, env)
+        _Role.emit_op(self, op, env)
+        self._signal(op, self.groups)
+
+    def storage(self, value):
+        made = getattr(value.owner, "opview", None)
+        stored = self.kernel.corrections.written.get(made)
+        return super().storage(value) if stored is None else self.kernel.buffers[stored]
+
+    def to_shared(self, op, env) -> None:
+        """Done by the map that made the tile."""
 
 
 def _check_ctas(products) -> int:

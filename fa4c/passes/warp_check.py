@@ -54,6 +54,8 @@ _WARPGROUP = (
     warp_tmem.TmemStoreOp,
     warp_tmem.TmemMapOp,
     warp_tmem.TmemWaitOp,
+    warp_tmem.PostOp,
+    warp_tmem.FetchOp,
 )
 _QUADS_ONLY = (
     warp.WgmmaOp,
@@ -62,7 +64,9 @@ _QUADS_ONLY = (
     warp.WgmmaWaitOp,
     warp.LoadFragmentOp,
 )
-_LANES_ONLY = (warp_tmem.TmemLoadOp, warp_tmem.TmemStoreOp, warp_tmem.TmemMapOp, warp_tmem.TmemWaitOp)
+_LANES_ONLY = (
+    warp_tmem.TmemLoadOp, warp_tmem.TmemStoreOp, warp_tmem.TmemMapOp, warp_tmem.TmemWaitOp, warp_tmem.PostOp, warp_tmem.FetchOp,
+)
 _NAMED = (warp.BarrierOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
 
 
@@ -321,6 +325,8 @@ class _Static:
             spans.append((*protocol.byte_range(op.out), op))
         for op in self._of(warp_tmem.TmemAllocOp):
             spans.append((op.word.value, op.word.value + 4, op))
+        for op in self._of(warp_tmem.RowBoxOp):
+            spans.append((op.offset.value, op.offset.value + 4 * op.out.type.shape[0], op))
         for op in self._all_walks()[:1]:  # the others have the same word
             spans.append((op.word.value, op.word.value + 4, op))
         for start, end, op in spans:
@@ -338,7 +344,7 @@ class _Static:
                     raise op_diagnostic(
                         op,
                         f"takes bytes {start} to {end}, which overlap {other_start} to {other_end} of another {other.operation.name}",
-                        why="mbarriers share no bytes with anything",
+                        why="mbarriers, and row vectors that roles exchange, share no bytes with anything",
                         fix=f"move it to byte {max(other_end, end)}",
                     )
 

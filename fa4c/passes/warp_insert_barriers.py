@@ -320,7 +320,7 @@ class _Consumer:
         self.adds_from_registers = any(isinstance(op, warp.GlobalAddOp) for op in _walk(role.body.blocks[0]))
         self.tma_stored = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
         self.stored = False  # whether TMA stores of this role may be under way
-        self.stores_since = {op: _stores_since(op) for op in _walk(role.body.blocks[0]) if isinstance(op, warp.StoreSharedOp)}
+        self.stores_since = {op: _stores_since(op) for op in _walk(role.body.blocks[0]) if _writes_buffer(op)}
 
     def run(self) -> None:
         block = self.role.body.blocks[0]
@@ -411,6 +411,9 @@ class _Consumer:
             self._map_rows(op, last)
         elif isinstance(op, warp.StoreSharedOp):
             self._touch(op, reads={op.source}, writes=set())
+            self._store_shared(op)
+        elif isinstance(op, warp_tmem.TmemMapOp) and op.buffer is not None:
+            self._touch(op, *fragments_touched(op))
             self._store_shared(op)
         elif isinstance(op, warp.TmaStoreOp):
             self._tma_store(op)
@@ -619,6 +622,10 @@ class _Consumer:
                 warp.TmaStoreOp(map=op.map, buffer=op.buffer, coords=list(op.coords), row=op.row, add=add, slot=slot, fold=fold)
                 warp.StoreCommitOp()
         op.operation.erase()
+
+
+def _writes_buffer(op) -> bool:
+    return isinstance(op, warp.StoreSharedOp) or (isinstance(op, warp_tmem.TmemMapOp) and op.buffer is not None)
 
 
 def _stores_since(op) -> int:

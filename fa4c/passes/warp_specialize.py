@@ -35,7 +35,9 @@ from .shared_room import BARRIER_BYTES
 
 
 @register_pass("warp-specialize")
-def warp_specialize(module: ir.Module, *, roles: Literal["many", "one"] = "many") -> None:
+def warp_specialize(
+    module: ir.Module, *, roles: Literal["many", "one"] = "many", correction: Literal["auto", "yes", "no"] = "auto"
+) -> None:
     from .tmem_roles import TmemKernel, holds_tmem  # it extends the classes of this file
 
     target = targets.of(module)
@@ -46,7 +48,7 @@ def warp_specialize(module: ir.Module, *, roles: Literal["many", "one"] = "many"
                                     why="one thread issues those MMAs, others compute", fix="leave out roles=one")
             kind = TmemKernel if holds_tmem(op) else _OneRole if roles == "one" else _Kernel
             with ir.InsertionPoint(op), op.location:
-                kind(op, target).build()
+                (TmemKernel(op, target, correction) if kind is TmemKernel else kind(op, target)).build()
             op.operation.erase()
 
 
@@ -142,7 +144,7 @@ class _Kernel:
             raise op_diagnostic(
                 self.kernel,
                 f"needs {threads} threads",
-                why=f"{self.warpgroups} compute warpgroups and one for loads; a CTA has {self.target.max_threads_per_cta}",
+                why=f"{threads // 128 - 1} warpgroups beside the one for loads; a CTA has {self.target.max_threads_per_cta}",
             )
         smem_bytes = self._place_buffers()
         cluster = self.kernel.cluster if self.kernel.cluster.value > 1 else None
@@ -293,7 +295,7 @@ class _Role:
         self.fragments = kernel.fragments_of(keep)
         self.fragment_ops = {}
         if self.holds_fragments():
-            for home in dict.fromkeys(self.fragments.home.values()):
+            for home in dict.fromkeys(self.fragments.home[value] for value in self._held_values()):
                 self.fragment_ops[home] = warp.FragmentOp(out=home.type, loc=_location_of(home, kernel.kernel)).out
             read = {value for op in kernel.all_ops if keep(op) for value in op.operation.operands}
             for op in kernel.all_ops:
@@ -305,6 +307,14 @@ class _Role:
 
     def holds_fragments(self) -> bool:
         return self.keep in (is_compute, is_any)
+
+    def _held_values(self) -> list:
+        """Register tiles that this role's operations touch, and that loops carry."""
+        home = self.fragments.home
+        loops = [op for op in self.kernel.all_ops if op.operation.name == "scf.for"]
+        touched = {v for op in self.kernel.all_ops if self.keep(op) for v in [*op.operation.operands, *op.operation.results]}
+        touched.update(argument for op in loops for argument in op.regions[0].blocks[0].arguments)
+        return [value for value in home if value in touched]
 
     def fragment(self, value):
         return self.fragment_ops[self.fragments.home[value]]

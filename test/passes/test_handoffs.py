@@ -10,17 +10,18 @@ from fa4c.ir.context import parse_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.mlir import ir
 from fa4c.ir.tile import KernelOp
-from fa4c.passes import handoffs
+from fa4c.passes import corrections, handoffs
 from fa4c.passes.registry import run_pipeline
-from fa4c.passes.streams import stream_of
+from fa4c.passes.tmem_roles import role_of
 
 
-def links(text: str) -> list[tuple]:
-    """(source, sink, operation before, operation after, ahead) of each link."""
+def links(text: str, correction: bool = False) -> list[tuple]:
+    """(source, sink, operation before, operation after, ahead) of each link; with a role that corrects sums."""
     module = parse_module(text, "test.mlir", CONTEXT)
     with CONTEXT, ir.Location.unknown():
         kernel = next(op for op in module.body.operations if isinstance(op, KernelOp))
-        found = handoffs.find(kernel, stream_of)
+        extra = corrections.find(kernel) if correction else corrections.Corrections(set(), {}, {})
+        found = handoffs.find(kernel, lambda op: role_of(op, extra.operations), extra.boxes.values())
         return [(x.source, x.sink, x.before.operation.name, x.after.operation.name, x.ahead) for x in found]
 
 
@@ -50,6 +51,22 @@ ROOM = [
 @pytest.mark.parametrize(("d", "want"), [(64, ROOM), (96, FORWARD), (128, FORWARD), (256, ROOM)])
 def test_links_of_the_forward(d, want):
     assert sorted(links(tile_level(d))) == sorted(want)
+
+
+# A factor goes from compute to the role that corrects, which tells the MMA role when O is scaled; what was passed on in the last step has
+# been taken before the scores of this one are there. At the end, O and what divides it.
+CORRECTED = [
+    ("mma", "compute", "tile.mma", "tile.map", 0),
+    ("compute", "correct", "tile.rescale_factor", "tile.map", 0),
+    ("correct", "mma", "tile.map", "tile.mma", 0),
+    ("compute", "mma", "tile.map", "tile.mma", 0),
+    ("mma", "correct", "scf.for", "tile.map", 0),
+    ("compute", "correct", "tile.map", "tile.map", 0),
+]
+
+
+def test_links_of_a_role_that_corrects():
+    assert sorted(links(tile_level(128), correction=True)) == sorted(CORRECTED)
 
 
 @pytest.mark.parametrize("d", [64, 128])

@@ -57,8 +57,8 @@ def with_column(text: str, kind: str, column: int) -> str:
 
 
 @pytest.mark.parametrize(("kind", "column", "message"), [
-    ("256x128xbf16", 0, "reads columns 0 to 127 of tensor memory, into which another tile was written"),  # P over O
-    ("256x128xbf16", 96, "into which another tile was written"),
+    ("256x128xbf16", 0, "touches columns 0 to 63 of tensor memory while role compute, warpgroup 0 may not be done with them"),  # P over O
+    ("256x128xbf16", 96, "touches columns 96 to 127 of tensor memory while role compute"),
 ])  # fmt: skip
 def test_an_illegal_map_is_found(kind, column, message):
     said = wf.verdict(with_column(complete(), kind, column))
@@ -78,7 +78,7 @@ def test_a_legal_map_is_not():
 
 
 def pipe_of(ops, k: int):
-    return ops.all("pipeline")[k]  # 0: Q, 1: K, 2: V, 3: scores, 4: P, 5: O
+    return ops.all("pipeline")[k]  # 0: Q, 1: K, 2: V, 3: scores, 4: factors, 5: P, 6: O is scaled, 7: what divides O, 8: O
 
 
 def with_group(ops, group: int):
@@ -86,8 +86,8 @@ def with_group(ops, group: int):
 
 
 FAULTS = [
-    Fault("fewer arrivals fill P", lambda o: set_number(pipe_of(o, 4), "fills", 2), "brings 4 arrivals to a slot|waits forever"),
-    Fault("more arrivals fill P", lambda o: set_number(pipe_of(o, 4), "fills", 8), "waits forever"),
+    Fault("fewer arrivals fill P", lambda o: set_number(pipe_of(o, 5), "fills", 2), "brings 4 arrivals to a slot|waits forever"),
+    Fault("more arrivals fill P", lambda o: set_number(pipe_of(o, 5), "fills", 8), "waits forever"),
     Fault("one ring for both warpgroups", lambda o: set_number(pipe_of(o, 3), "groups", 1), "has group = 1"),
     Fault("the other block's turn", lambda o: set_number(with_group(o, 0), "group", 1), "."),
     Fault("scores start full", lambda o: set_number(o.all("state", role="compute")[-1], "phase", 1), "touches columns|waits forever|fills"),
@@ -95,16 +95,20 @@ FAULTS = [
     Fault("a block that is not", lambda o: set_number(o.all("tcgen05_mma")[0], "block", 2), "256 rows are 2 blocks of 128"),
     Fault("too narrow an allocation", lambda o: set_number(o["tmem_alloc"], "columns", 256), "takes columns 128 to 256 of 128"),
     Fault("an odd allocation", lambda o: set_number(o["tmem_alloc"], "columns", 384), "takes a power of two"),
-    Fault("allocated by nobody", lambda o: set_number(o["tmem_alloc"], "warp", 12), "the kernel has no such warp"),
-    Fault("its address over a barrier", lambda o: set_number(o["tmem_alloc"], "word", 0), "mbarriers share no bytes"),
+    Fault("allocated by nobody", lambda o: set_number(o["tmem_alloc"], "warp", 20), "the kernel has no such warp"),
+    Fault("its address over a barrier", lambda o: set_number(o["tmem_alloc"], "word", 0), "share no bytes with anything"),
     Fault("addressed too early", lambda o: o["tmem"].move_before(o["init_barriers"]), "stands before warp.init_barriers"),
     Fault("freed too early", lambda o: o["tmem_free"].move_before(o["role"]), "is not given back once, behind all roles"),
     Fault("rows in quads", lambda o: set_text(o.all("role")[2], "layout", "quads"), "stands in a role of layout|holds 256 rows"),
-    Fault("registers that differ", lambda o: set_number(o.all("role")[1], "registers", 56), "but its warpgroup 0 has 48"),
+    Fault("registers that differ", lambda o: set_number(o.all("role")[1], "registers", 56), "but its warpgroup 0 has 32"),
     Fault("commits to nobody", lambda o: set_text(o["tcgen05_commit"], "barrier", "empty"), "."),
     Fault("two issuers", lambda o: set_number(o.all("role")[1], "active", 2), "is done by 2 threads"),
     Fault("all threads multiply", lambda o: o["tcgen05_mma"].move_before(o["tcgen05_mma"].parent), "is done by all threads"),
-    Fault("P signalled before it is stored", lambda o: o["arrive"].move_before(o.all("tmem_map", role="compute")[2]), "."),
+    Fault("no factor passed on", lambda o: o["post"].erase(), "takes a row vector that nobody passed on"),
+    Fault("a factor for nobody to wait for", lambda o: o.all("wait", role="correct")[0].erase(), "."),
+    Fault("lanes that did not meet", lambda o: o["sync_warp"].erase(), "signals before all lanes have passed on"),
+    Fault("a row vector over a buffer", lambda o: set_number(o["row_box"], "offset", 1024), "share no bytes with anything"),
+    Fault("P signalled before it is stored", lambda o: o.all("arrive")[1].move_before(o.all("tmem_map", role="compute")[0]), "."),
     Fault(
         "a commit before its MMA",
         lambda o: o["tcgen05_commit"].move_before(o["tcgen05_mma"]),

@@ -1,0 +1,66 @@
+"""What goes to a role that corrects sums in tensor memory: work that needs no scores, where a loop holds some."""
+
+import re
+
+import pytest
+from attn_to_tile_programs import CONTEXT, EXAMPLES
+
+from fa4c import targets
+from fa4c.ir.context import parse_module
+from fa4c.ir.diagnostics import Diagnostic
+from fa4c.ir.mlir import ir
+from fa4c.ir.tile import KernelOp
+from fa4c.lowering.compile import compile_text
+from fa4c.passes import corrections
+from fa4c.passes.loop_graph import pipelined_loops
+from fa4c.passes.tmem_roles import role_of
+
+TARGET = "sm_100a"
+
+
+def level(emit: str, example: str = "causal.mlir", **options) -> str:
+    return compile_text((EXAMPLES / example).read_text(), example, emit=emit, target=TARGET, locations=False, **options)
+
+
+def roles(text: str) -> dict[str, tuple[int, int]]:
+    """role -> (warps, registers)"""
+    found = re.findall(r'registers = (\d+) : i64, sym_name = "(\w+)", warps = array<i64: ([\d, ]+)>', text)
+    return {name: (len(warps.split(",")), int(registers)) for registers, name, warps in found}
+
+
+def test_roles_and_registers():
+    with_it, without = (level("warp", overrides=(("warp-specialize", "correction", choice),)) for choice in ("yes", "no"))
+    assert roles(with_it) == {"load": (1, 32), "mma": (3, 32), "compute": (8, 184), "correct": (8, 56)}
+    assert roles(without) == {"load": (1, 48), "mma": (3, 48), "compute": (8, 232)}
+    assert roles(level("warp")) == roles(with_it)
+    assert with_it.count('"warp.post"') == with_it.count('"warp.fetch"') == 3  # factor, what is voted on, what divides O
+    compute = with_it[with_it.index('sym_name = "mma"') : with_it.index('sym_name = "compute"')]
+    assert not re.search(r'"warp.tmem_map"\(%o', compute)  # O is not its own
+
+
+@pytest.mark.parametrize("kind", ["bwd", "gemm"])
+def test_nothing_to_correct(kind):
+    """A loop that scales no sum: no such role."""
+    text = level("warp", direction="bwd") if kind == "bwd" else level("warp", "tile/gemm.mlir")
+    assert "correct" not in roles(text)
+
+
+def test_the_compute_role_is_relieved_of_the_scaling():
+    """One step of head dim 128, 256 rows: a multiplication for each of 256 x 128 sums, at 128 a clock."""
+    module = parse_module(level("tile"), "test.mlir", CONTEXT)
+    with CONTEXT, ir.Location.unknown():
+        kernel = next(op for op in module.body.operations if isinstance(op, KernelOp))
+        found, (loop,), target = corrections.find(kernel), pipelined_loops(module), targets.get(TARGET)
+        alone = corrections.clocks_by_role(loop, target, role_of)
+        together = corrections.clocks_by_role(loop, target, lambda op: role_of(op, found.operations))
+    assert together["correct"] == 256 * 128 // 128
+    assert {**alone, "compute": alone["compute"] - together["correct"]} == {k: v for k, v in together.items() if k != "correct"}
+
+
+def test_no_room_for_what_it_must_know():
+    """(192, 128) takes 222,208 bytes; three row vectors of 256 rows want 3072 more."""
+    with targets.override(TARGET, smem_bytes=222208 + 2048):
+        assert "correct" not in roles(level("warp", head_dim=(192, 128)))
+        with pytest.raises(Diagnostic, match="needs 225280 bytes of shared memory"):
+            level("warp", head_dim=(192, 128), overrides=(("warp-specialize", "correction", "yes"),))
+
