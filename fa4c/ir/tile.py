@@ -13,249 +13,33 @@ Index arithmetic is upstream `arith`, loops are `scf.for`; both may stand anywhe
 from collections.abc import Sequence
 from typing import Any
 
-from .attn_checks import stray_attribute
-from .base import OptionalAttr, make_operation_base, optional
-from .diagnostics import nearest, op_error
+from .base import optional
+from .diagnostics import op_error
 from .mlir import ext, ir
 
-
-class Tile(ext.Dialect, name="tile"):
-    """Blocks, memory spaces, stages and grid order, before warps and barriers exist."""
-
-
-class Gmem(Tile.Attribute, name="gmem"):
-    """A tensor in global memory."""
-
-
-class Smem(Tile.Attribute, name="smem"):
-    """A tile in shared memory."""
-
-
-class Reg(Tile.Attribute, name="reg"):
-    """A tile spread over the registers of the CTA's compute warpgroups: 64 rows each, or the share of the columns of a tile of 64 rows."""
-
-
-class Tmem(Tile.Attribute, name="tmem"):
-    """A tile in tensor memory (sm_100a), from `column` on; -1 until `tile-alias-tmem` has given it a place.
-
-    A tile of 256 rows is two blocks of 128, at that column of each half of the columns.
-    """
-
-    column: ir.IntegerAttr
-
-
-Operation = make_operation_base(Tile)
-
-
-class Scheduled(Operation):
-    """An operation that may carry its place in a software pipeline (written by `tile-pipeline`).
-
-    `after`, pairs (order, iterations before): operations of its loop that must be done before this one overwrites columns of tensor
-    memory that they use (written by `tile-alias-tmem`).
-    """
-
-    _shared_optional = {
-        "stage": OptionalAttr("0 : i64", ir.IntegerAttr),
-        "order": OptionalAttr(None, ir.IntegerAttr),
-        "after": OptionalAttr(None, ir.DenseI64ArrayAttr),
-    }
-
-    def verify_invariants(self) -> bool:
-        if not super().verify_invariants():
-            return False
-        if self.stage.value < 0:
-            return op_error(
-                self,
-                f"has stage = {self.stage.value}",
-                why="in step k an operation of stage s works for iteration k - s",
-                fix="count stages from 0",
-            )
-        return self.after is None or self._check_after()
-
-    def _check_after(self) -> bool:
-        numbers = list(self.after)
-        if len(numbers) % 2 or not all(n >= 0 for n in numbers):
-            return op_error(self, f"has after = {numbers}", why="it is pairs of an order and a number of iterations before")
-        if not any(space_of(result.type) == "tmem" for result in self.operation.results):
-            return op_error(self, "has after, but writes nothing in tensor memory", fix="remove after")
-        return True
-
-
-# ---------------------------------------------------------------------------------------------------------------- host
-
-
-class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolatedFromAboveTrait]):
-    """Runs on the host: computes grids from sizes and launches kernels. `tensors` names the region's arguments.
-
-    Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in
-    memory order. A workspace may say what it starts with (init = "none"|"zero"; an output may start with "zero", so that kernels can
-    add to it), how long it lives (lifetime = "call"|"cached"), and that its rows are allocated in multiples of `pad` elements: TMA wants
-    strides of 16 bytes, and what lies beyond the problem's size is not seen. `semantics` is the variant's expression tree as JSON text
-    (design.md section 5), absent for programs that are not attention.
-
-    An `scf.if` around launches chooses between kernels by the problem's sizes. Both of its branches launch something.
-    """
-
-    sym_name: ir.StringAttr
-    tensors: ir.ArrayAttr
-    semantics: Any = optional(ir.StringAttr)
-    body: ext.Region
-
-    def verify_op(self) -> bool:
-        arguments = self.body.blocks[0].arguments
-        if len(arguments) != len(self.tensors):
-            return op_error(
-                self,
-                f"names {len(self.tensors)} tensors, but its region has {len(arguments)} arguments",
-                why="'tensors' describes the arguments one by one",
-                fix="add or remove an entry",
-            )
-        for number, (argument, entry) in enumerate(zip(arguments, self.tensors, strict=True)):
-            problem = _tensor_entry_problem(argument.type, entry)
-            if problem:
-                return op_error(
-                    self,
-                    f"describes tensor {number} wrongly: {problem}",
-                    fix='write {name = "q", role = "input", dims = ["b", "m", "hq", "d"]}',
-                )
-        names = [entry["name"].value for entry in self.tensors]
-        twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
-        if twice is not None:
-            return op_error(self, f"describes two tensors of the name '{twice}'", why="callers pass tensors by name")
-        if not any(op.operation.name == "tile.launch" for op in _operations(self.body)):
-            return op_error(self, "launches no kernel", why="nothing would write its outputs", fix='add a "tile.launch"')
-        return all(_is_whole_choice(op) for op in _operations(self.body)) and no_stray_attributes(self.body)
-
-
-def _is_whole_choice(op) -> bool:
-    """Whichever way control flow of the host goes, something is launched; a launcher knows no loops."""
-    launching = [any(inner.operation.name == "tile.launch" for inner in _operations(region)) for region in op.operation.regions]
-    if not any(launching):
-        return True
-    if op.operation.name != "scf.if":
-        return op_error(op, "launches kernels", why="a launcher runs each step once", fix="choose between launches by scf.if")
-    return all(launching) or op_error(
-        op,
-        "launches a kernel in one of its branches only",
-        why="for the sizes that take the other branch nothing would write the outputs",
-        fix='put a "tile.launch" into both branches, or remove the scf.if',
-    )
-
-
-def _tensor_entry_problem(kind, entry) -> str:
-    if not isinstance(entry, ir.DictAttr):
-        return "the entry is no dictionary"
-    unknown = {a.name for a in entry} - {"name", "role", "dims", "optional", "axes", "init", "lifetime", "pad"}
-    if unknown:
-        return f"unknown key '{sorted(unknown)[0]}'"
-    for key in ("name", "role", "dims"):
-        if key not in entry:
-            return f"key '{key}' is missing"
-    if not isinstance(entry["name"], ir.StringAttr):
-        return f"name {entry['name']} is no string"
-    if str(entry["role"]).strip('"') not in ("input", "output", "workspace"):
-        return f"role {entry['role']} is none of input, output, workspace"
-    if space_of(kind) != "gmem":
-        return f"its type {kind} is no tensor in #tile.gmem"
-    dims = entry["dims"]
-    if not isinstance(dims, ir.ArrayAttr) or not all(isinstance(dim, ir.StringAttr) for dim in dims):
-        return f"dims {dims} is no list of names"
-    if len(dims) != kind.rank:
-        return f"dims has {len(entry['dims'])} names for a tensor of rank {kind.rank}"
-    return _workspace_problem(kind, entry)
-
-
-_WORKSPACE_CHOICES = {"init": ("none", "zero"), "lifetime": ("call", "cached")}
-
-
-def _workspace_problem(kind, entry) -> str:
-    role = entry["role"].value
-    for key, choices in _WORKSPACE_CHOICES.items():
-        if key in entry and str(entry[key]).strip('"') not in choices:
-            return f"{key} {entry[key]} is none of {', '.join(choices)}"
-    for key in ("lifetime", "pad"):
-        if key in entry and role != "workspace":
-            return f"it has {key}, but is an {role}, which the caller allocates"
-    if "init" in entry and (role == "input" or (role == "output" and entry["init"].value == "none")):
-        return f"it has init = {entry['init']}, but is an {role}" + (", which starts with anything as it is" if role == "output" else "")
-    if "pad" in entry and (not isinstance(entry["pad"], ir.IntegerAttr) or entry["pad"].value < 1):
-        return f"pad {entry['pad']} is no positive number of elements"
-    if role == "workspace" and not kind.rank:
-        return "a workspace has at least one dimension"
-    dims = [dim.value for dim in entry["dims"]]
-    outside = [axis.value for axis in entry["axes"] if axis.value not in dims] if "axes" in entry and role == "workspace" else []
-    return f"its axis '{outside[0]}' is none of its dims" if outside else ""
-
-
-class DimOp(Operation, name="dim", traits=[ext.Pure]):
-    """out = the size of dimension `axis` of a tensor in global memory."""
-
-    tensor: ext.Operand[Any]
-    axis: ir.IntegerAttr
-    out: ext.Result[ir.IndexType]
-
-    def verify_op(self) -> bool:
-        return _in_space(self, "tensor", self.tensor, "gmem") and _axis_in_range(self, "axis", self.axis.value, self.tensor.type.rank)
-
-
-class DeviceOp(Operation, name="device", traits=[ext.Pure]):
-    """out = a property of the device, known on the host: `num_sms` or `l2_bytes` (bytes)."""
-
-    prop: ir.StringAttr
-    out: ext.Result[ir.IndexType]
-
-    def verify_op(self) -> bool:
-        return self.prop.value in ("num_sms", "l2_bytes") or op_error(
-            self, f"has prop = {self.prop}, which is no device property", why='known are "num_sms" and "l2_bytes"'
-        )
-
-
-class Pow2FloorOp(Operation, name="pow2_floor", traits=[ext.Pure]):
-    """out = the largest power of two that is at most x; 1 for x < 1. On the host only."""
-
-    x: ext.Operand[ir.IndexType]
-    out: ext.Result[ir.IndexType]
-
-
-class LaunchOp(Operation, name="launch"):
-    """Launch `kernel` on a grid of CTAs, with tensors and scalars as its arguments, in that order."""
-
-    kernel: ir.FlatSymbolRefAttr
-    grid: Sequence[ext.Operand[Any]]
-    tensors: Sequence[ext.Operand[Any]]
-    scalars: Sequence[ext.Operand[Any]]
-
-    def verify_op(self) -> bool:
-        if len(self.grid) != 3:
-            return op_error(self, f"needs 3 grid sizes, but has {len(self.grid)}", fix="use a constant 1 for unused ones")
-        for number, value in enumerate([*self.grid, *self.scalars]):
-            if not isinstance(value.type, ir.IndexType):
-                return op_error(self, f"takes sizes of type index, but grid or scalar {number} is {value.type}")
-        return all(_in_space(self, f"tensor {n}", value, "gmem") for n, value in enumerate(self.tensors)) and self._fits_its_kernel()
-
-    def _fits_its_kernel(self) -> bool:
-        module = self.operation.parent and self.operation.parent.operation
-        while module is not None and module.name != "builtin.module":
-            module = module.parent and module.parent.operation
-        if module is None:
-            return True  # under construction
-        kernels = [op for op in _operations(module.regions[0]) if op.operation.name in ("tile.kernel", "warp.kernel")]
-        if not all("sym_name" in op.attributes and len(op.operation.regions) == 1 and len(op.body.blocks) == 1 for op in kernels):
-            return True  # those are verified after this, and say it themselves
-        kernels = {op.sym_name.value: op for op in kernels}
-        name = self.kernel.value
-        if name not in kernels:
-            return op_error(
-                self, f"launches @{name}, but the module has no such kernel", fix=nearest(name, kernels) or "add a 'tile.kernel'"
-            )
-        takes = ", ".join(str(argument.type) for argument in kernels[name].body.blocks[0].arguments)
-        given = ", ".join(str(value.type) for value in [*self.tensors, *self.scalars])
-        return takes == given or op_error(
-            self, f"passes ({given}), but @{name} takes ({takes})", why="a kernel's arguments are the launch's tensors, then its scalars"
-        )
-
-
-# -------------------------------------------------------------------------------------------------------------- kernel
+# Also what only others use, so that the dialect is one module to them.
+from .tile_base import (  # noqa: F401
+    Operation,
+    Scheduled,
+    Tile,
+    check_box,
+    check_coords,
+    check_element,
+    check_yield,
+    cluster_around,
+    column_of,
+    has_ctas,
+    has_shares,
+    in_space,
+    is_cluster_size,
+    is_l2_priority,
+    no_stray_attributes,
+    schedules_stand_in_loops,
+    shape_text,
+    space_of,
+    tile_type,
+)
+from .tile_host import DeviceOp, DimOp, HostOp, LaunchOp, Pow2FloorOp  # noqa: F401
 
 
 class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsolatedFromAboveTrait]):
@@ -273,7 +57,7 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsol
             return False
         if not len(self.body.blocks[0].operations):
             return op_error(self, "has an empty body", why="a kernel that does nothing writes none of its outputs")
-        return no_stray_attributes(self.body) and _schedules_stand_in_loops(self.body)
+        return no_stray_attributes(self.body) and schedules_stand_in_loops(self.body)
 
 
 class ProgramIdOp(Operation, name="program_id", traits=[ext.Pure]):
@@ -324,12 +108,12 @@ class LoadOp(Scheduled, name="load"):
 
     def verify_op(self) -> bool:
         return (
-            _in_space(self, "source", self.source, "gmem")
-            and _in_space(self, "out", self.out, "smem", rank=2)
-            and (self._check_row() if self._is_row() else _check_box(self, self.source.type, self.out.type))
+            in_space(self, "source", self.source, "gmem")
+            and in_space(self, "out", self.out, "smem", rank=2)
+            and (self._check_row() if self._is_row() else check_box(self, self.source.type, self.out.type))
             and (self.buffers.value >= 1 or op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}"))
             and is_l2_priority(self)
-            and _has_shares(self)
+            and has_shares(self)
         )
 
 
@@ -362,7 +146,7 @@ class FromSharedOp(Scheduled, name="from_shared"):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (_in_space(self, "x", self.x, "smem", rank=2) and _in_space(self, "out", self.out, "reg", rank=2)):
+        if not (in_space(self, "x", self.x, "smem", rank=2) and in_space(self, "out", self.out, "reg", rank=2)):
             return False
         same = list(self.x.type.shape) == list(self.out.type.shape) and self.x.type.element_type == self.out.type.element_type
         return same or op_error(self, f"copies {self.x.type} to {self.out.type}", why="shape and dtype stay")
@@ -389,7 +173,7 @@ class MmaOp(Scheduled, name="mma"):
 
     def verify_op(self) -> bool:
         for name, value, spaces in (("a", self.a, ("smem", "reg", "tmem")), ("b", self.b, ("smem",)), ("out", self.out, ("reg", "tmem"))):
-            if not _in_space(self, name, value, *spaces, rank=2):
+            if not in_space(self, name, value, *spaces, rank=2):
                 return False
         rows, depth = self.a.type.shape
         depth_b, columns = self.b.type.shape
@@ -412,7 +196,7 @@ class MmaOp(Scheduled, name="mma"):
             )
         if self.a.type.element_type != self.b.type.element_type:
             return op_error(self, f"needs one dtype for a and b, but they have {self.a.type.element_type} and {self.b.type.element_type}")
-        if not _has_ctas(self):
+        if not has_ctas(self):
             return False
         columns *= self.ctas.value
         if self.folded.value:
@@ -442,7 +226,7 @@ class MapOp(Scheduled, name="map"):
 
     def verify_op(self) -> bool:
         out = self.out.type
-        if not _in_space(self, "out", self.out, "reg", "tmem"):
+        if not in_space(self, "out", self.out, "reg", "tmem"):
             return False
         arguments = list(self.body.blocks[0].arguments)
         if len(arguments) != len(self.inputs) + 2:
@@ -452,14 +236,14 @@ class MapOp(Scheduled, name="map"):
                 why="the region takes one element of each input, then row and column as index",
             )
         for number, value in enumerate(self.inputs):
-            if not _in_space(self, f"input {number}", value, "reg", "smem", "tmem"):
+            if not in_space(self, f"input {number}", value, "reg", "smem", "tmem"):
                 return False
             shape = list(value.type.shape)
             is_row = space_of(value.type) == "smem" and out.rank == 2 and shape == [1, out.shape[1]]
             if shape != list(out.shape) and shape != list(out.shape)[:1] and not is_row:
                 return op_error(
                     self,
-                    f"has input {number} of shape {_x(shape)}, but the result is {_x(out.shape)}",
+                    f"has input {number} of shape {shape_text(shape)}, but the result is {shape_text(out.shape)}",
                     why="inputs have the result's shape, or are row vectors, or 1 x columns in #tile.smem",
                 )
             if arguments[number].type != value.type.element_type:
@@ -498,7 +282,7 @@ class ReduceOp(Scheduled, name="reduce"):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (_in_space(self, "x", self.x, "reg", rank=2) and _in_space(self, "out", self.out, "reg")):
+        if not (in_space(self, "x", self.x, "reg", rank=2) and in_space(self, "out", self.out, "reg")):
             return False
         if self.kind.value not in ("max", "sum"):
             return op_error(self, f"has kind = {self.kind}", why='known kinds are "max" and "sum"')
@@ -518,7 +302,7 @@ class SplatOp(Operation, name="splat", traits=[ext.Pure]):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not _in_space(self, "out", self.out, "reg", "tmem"):
+        if not in_space(self, "out", self.out, "reg", "tmem"):
             return False
         if getattr(self.value, "type", None) != self.out.type.element_type:
             return op_error(self, f"has value = {self.value}, but the result holds {self.out.type.element_type}")
@@ -535,7 +319,7 @@ class RescaleFactorOp(Scheduled, name="rescale_factor"):
 
     def verify_op(self) -> bool:
         for name, value in (("old", self.old), ("new", self.new), ("out", self.out)):
-            if not _in_space(self, name, value, "reg", rank=1):
+            if not in_space(self, name, value, "reg", rank=1):
                 return False
         return self.old.type == self.new.type == self.out.type or op_error(
             self, f"relates {self.old.type}, {self.new.type} and {self.out.type}", why="all three are row vectors of one type"
@@ -552,7 +336,7 @@ class VoteAnyOp(Scheduled, name="vote_any"):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (_in_space(self, "x", self.x, "reg", rank=1) and _in_space(self, "out", self.out, "reg", rank=1)):
+        if not (in_space(self, "x", self.x, "reg", rank=1) and in_space(self, "out", self.out, "reg", rank=1)):
             return False
         if str(self.x.type.element_type) != "i1" or self.x.type != self.out.type:
             return op_error(self, f"takes {self.x.type} and gives {self.out.type}", why="it takes and gives one i1 a row")
@@ -570,7 +354,7 @@ class ToSharedOp(Scheduled, name="to_shared"):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (_in_space(self, "x", self.x, "reg", rank=2) and _in_space(self, "out", self.out, "smem", rank=2)):
+        if not (in_space(self, "x", self.x, "reg", rank=2) and in_space(self, "out", self.out, "smem", rank=2)):
             return False
         if self.buffers.value < 1:
             return op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}")
@@ -590,7 +374,7 @@ class StoreOp(Scheduled, name="store"):
     dims: ir.DenseI64ArrayAttr
 
     def verify_op(self) -> bool:
-        if not (_in_space(self, "tile", self.tile, "smem", "reg") and _in_space(self, "target", self.target, "gmem")):
+        if not (in_space(self, "tile", self.tile, "smem", "reg") and in_space(self, "target", self.target, "gmem")):
             return False
         rank = 2 if space_of(self.tile.type) == "smem" else 1
         if self.tile.type.rank != rank:
@@ -600,7 +384,7 @@ class StoreOp(Scheduled, name="store"):
                 why="2-D tiles are stored from shared memory, row vectors from registers",
                 fix='put it there first: "tile.to_shared"' if rank == 1 else "",
             )
-        return _check_box(self, self.target.type, self.tile.type)
+        return check_box(self, self.target.type, self.tile.type)
 
 
 class GlobalAddOp(Scheduled, name="global_add"):
@@ -623,15 +407,15 @@ class GlobalAddOp(Scheduled, name="global_add"):
     def verify_op(self) -> bool:
         if self.folded.value and (self.x.type.rank != 2 or self.x.type.shape[0] % 2):
             return op_error(self, f"unfolds {self.x.type}", why="half of its rows are columns", fix="remove folded")
-        if not (_in_space(self, "x", self.x, "reg", "smem") and _in_space(self, "target", self.target, "gmem")):
+        if not (in_space(self, "x", self.x, "reg", "smem") and in_space(self, "target", self.target, "gmem")):
             return False
         if not self._check_staged():
             return False
         if str(self.x.type.element_type) != "f32":
             return op_error(self, f"adds {self.x.type}", why="sums over CTAs are f32", fix="cast it in a map")
         if self.x.type.rank == 1 and not len(self.dims):
-            return _check_coords(self, self.target.type) and _check_element(self, self.target.type, self.x.type)
-        return _in_space(self, "x", self.x, "reg", "smem", rank=2) and _check_box(self, self.target.type, self.x.type)
+            return check_coords(self, self.target.type) and check_element(self, self.target.type, self.x.type)
+        return in_space(self, "x", self.x, "reg", "smem", rank=2) and check_box(self, self.target.type, self.x.type)
 
     def _check_staged(self) -> bool:
         if self.staged is None:
@@ -671,7 +455,7 @@ class AddCountOp(Scheduled, name="add_count"):
 
 
 def _check_counter(op) -> bool:
-    if not _in_space(op, "counter", op.counter, "gmem"):
+    if not in_space(op, "counter", op.counter, "gmem"):
         return False
     kind = op.counter.type
     if str(kind.element_type) != "i32" or not kind.rank or kind.is_dynamic_dim(kind.rank - 1):
@@ -692,7 +476,7 @@ class LoadElementOp(Operation, name="load_element", traits=[ext.Pure]):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not _in_space(self, "source", self.source, "gmem"):
+        if not in_space(self, "source", self.source, "gmem"):
             return False
         if len(self.coords) != self.source.type.rank:
             return op_error(self, f"needs {self.source.type.rank} coordinates, but has {len(self.coords)}")
@@ -718,176 +502,3 @@ class YieldOp(Operation, name="yield", traits=[ext.Pure, ir.IsTerminatorTrait]):
     """Ends a region with its values."""
 
     values: Sequence[ext.Operand[Any]]
-
-
-# -------------------------------------------------------------------------------------------------------------- helpers
-
-SPACES = {"gmem": Gmem, "smem": Smem, "reg": Reg, "tmem": Tmem}
-
-
-def space_of(kind) -> str | None:
-    """ "gmem", "smem", "reg" or "tmem" for a tile's type, None for other types."""
-    if not isinstance(kind, ir.RankedTensorType):
-        return None
-    for name, attribute in SPACES.items():
-        if isinstance(kind.encoding, attribute):
-            return name
-    return None
-
-
-def column_of(kind) -> int:
-    """The first column of a tile in tensor memory; the bindings hand out an attribute's parameters untyped."""
-    return ir.IntegerAttr(kind.encoding.column).value
-
-
-L2_PRIORITIES = ("evict_first", "evict_last")
-
-
-def is_l2_priority(op) -> bool:
-    """`op.l2` is absent or a priority that a copy can ask for (PTX ISA, createpolicy)."""
-    return op.l2 is None or op.l2.value in L2_PRIORITIES or op_error(
-        op, f"has l2 = {op.l2}", why=f"known are {', '.join(L2_PRIORITIES)}", fix="leave it out for the cache's own order"
-    )
-
-
-def is_cluster_size(op) -> bool:
-    """`op.cluster`, of a kernel, is a portable size (PTX ISA)."""
-    return op.cluster.value in (1, 2, 4, 8) or op_error(op, f"has cluster = {op.cluster.value}", why="1, 2, 4 or 8 CTAs run together")
-
-
-def _cluster_around(op) -> int:
-    """How many CTAs run together in the kernel of an operation; 2 while it is under construction."""
-    operation = op.operation.parent
-    while operation is not None and operation.name != "tile.kernel":
-        operation = operation.parent
-    return operation.opview.cluster.value if operation is not None else 2
-
-
-def _has_ctas(op) -> bool:
-    """A product of a pair stands in a kernel whose CTAs run in pairs."""
-    if op.ctas.value not in (1, 2):
-        return op_error(op, f"has ctas = {op.ctas.value}", why="one CTA forms a product, or the two of a pair")
-    if op.folded.value and op.ctas.value == 1:
-        return op_error(op, "is folded, but formed by one CTA", why="only 64 rows of a pair's 128 take all lanes so", fix="remove folded")
-    return op.ctas.value <= _cluster_around(op) or op_error(
-        op, "is formed by a pair of CTAs, but none run together", fix="give its tile.kernel cluster = 2, or remove ctas"
-    )
-
-
-def _has_shares(op) -> bool:
-    """The shares of a shared load are whole swizzle atoms of 8 rows."""
-    if not op.shared.value:
-        return True
-    ctas = _cluster_around(op)
-    if ctas == 1:
-        return op_error(op, "is shared, but no CTAs run together", fix="give its tile.kernel a cluster, or remove shared")
-    rows = op.out.type.shape[0]
-    return (op.out.type.rank == 2 and rows > 1 and rows % (8 * ctas) == 0) or op_error(
-        op, f"shares {op.out.type} among {ctas} CTAs", why="each reads a multiple of 8 rows", fix="remove shared"
-    )
-
-
-def tile_type(shape, element_type, space: str):
-    """`tensor<SHAPExELEMENT, #tile.SPACE>`; `element_type` is a type or its text, a dimension None is dynamic."""
-    dims = "".join(f"{'?' if s is None or s < 0 else s}x" for s in shape)
-    return ir.Type.parse(f"tensor<{dims}{element_type}, #tile.{space}>")
-
-
-def check_yield(op, region, types) -> bool:
-    """The region ends with `tile.yield` of these types."""
-    operations = list(region.blocks[0].operations)
-    last = operations[-1] if operations else None
-    if last is None or last.operation.name != "tile.yield":
-        return op_error(op, "has a region that does not end with 'tile.yield'", fix='end it with "tile.yield"(%value) : (...) -> ()')
-    got = [value.type for value in last.operands]
-    return got == list(types) or op_error(op, f"yields {', '.join(map(str, got)) or 'nothing'}, but needs {', '.join(map(str, types))}")
-
-
-def _operations(region):
-    """All operations in a region, nested ones included."""
-    for block in region.blocks:
-        for op in block.operations:
-            yield op
-            for nested in op.operation.regions:
-                yield from _operations(nested)
-
-
-def no_stray_attributes(region) -> bool:
-    """Upstream operations let any attribute pass; a misspelled one would be dropped silently further down."""
-    for op in _operations(region):
-        stray = stray_attribute(op)
-        if stray is not None:
-            return op_error(op, f"has no attribute '{stray[0]}'", fix=stray[1])
-    return True
-
-
-def _schedules_stand_in_loops(region) -> bool:
-    """Elsewhere operations run once, in text order, and a schedule would be dropped silently."""
-    for op in _operations(region):
-        if isinstance(op, Scheduled) and op.operation.parent.name != "scf.for":
-            for name in ("stage", "order", "after"):
-                if name in op.attributes:
-                    return op_error(
-                        op,
-                        f"has {name} = {getattr(op.attributes[name], 'value', op.attributes[name])}, but stands in no loop",
-                        why="it would place it in a loop's steps",
-                        fix=f"remove {name}",
-                    )
-    return True
-
-
-def _in_space(op, name, value, *spaces, rank=None) -> bool:
-    space = space_of(value.type)
-    if space not in spaces:
-        return op_error(op, f"needs {name} in {' or '.join('#tile.' + s for s in spaces)}, but it is {value.type}")
-    rank = 2 if space == "tmem" else rank
-    if rank is not None and value.type.rank != rank:
-        return op_error(op, f"needs {name} of rank {rank}, but it is {value.type}")
-    if space == "gmem":
-        return True
-    if not value.type.has_static_shape or value.type.rank not in (1, 2):
-        return op_error(op, f"needs {name} of fixed size, with rows or rows and columns, but it is {value.type}")
-    if space == "tmem" and column_of(value.type) < -1:
-        return op_error(op, f"needs {name} at a column of tensor memory, 0 or more (-1: not placed yet), but it is {value.type}")
-    return True
-
-
-def _axis_in_range(op, name, axis, rank) -> bool:
-    return 0 <= axis < rank or op_error(op, f"has {name} = {axis}, but the tensor has dimensions 0 to {rank - 1}")
-
-
-def _check_coords(op, whole) -> bool:
-    return len(op.coords) == whole.rank or op_error(
-        op, f"needs {whole.rank} coordinates, but has {len(op.coords)}", why=f"the tensor is {whole}"
-    )
-
-
-def _check_element(op, whole, tile) -> bool:
-    return tile.element_type == whole.element_type or op_error(
-        op, f"moves {tile.element_type} out of or into a tensor of {whole.element_type}", why="copies do not convert"
-    )
-
-
-def _check_box(op, whole, tile) -> bool:
-    """`op.coords` and `op.dims` place `tile` in `whole`."""
-    if not _check_coords(op, whole):
-        return False
-    dims = list(op.dims)
-    if len(dims) != tile.rank:
-        return op_error(
-            op, f"has dims = {dims}, but the tile has rank {tile.rank}", why="dims names one dimension of the tensor for each of the tile"
-        )
-    for axis in dims:
-        if not _axis_in_range(op, "a dim", axis, whole.rank):
-            return False
-    if len(dims) == 2 and dims[1] != whole.rank - 1:
-        return op_error(
-            op, f"has dims = {dims}, but columns must run along dimension {whole.rank - 1}", why="only the last dimension is contiguous"
-        )
-    if dims != sorted(set(dims)):
-        return op_error(op, f"has dims = {dims}, which are not ascending")
-    return _check_element(op, whole, tile)
-
-
-def _x(shape) -> str:
-    return "x".join(map(str, shape))

@@ -9,7 +9,7 @@ from typing import Any
 from .base import optional
 from .diagnostics import op_error
 from .mlir import ext, ir
-from .tile import Operation, Scheduled, _cluster_around, _in_space
+from .tile import Operation, Scheduled, cluster_around, in_space
 
 
 class CtaRankOp(Operation, name="cta_rank", traits=[ext.Pure]):
@@ -18,7 +18,7 @@ class CtaRankOp(Operation, name="cta_rank", traits=[ext.Pure]):
     out: ext.Result[ir.IndexType]
 
     def verify_op(self) -> bool:
-        return _cluster_around(self) != 1 or op_error(
+        return cluster_around(self) != 1 or op_error(
             self, "asks for a place in a cluster, but no CTAs run together", fix="give its tile.kernel a cluster"
         )
 
@@ -38,7 +38,7 @@ class ExchangeOp(Scheduled, name="exchange"):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (_in_space(self, "x", self.x, "reg", rank=2) and _in_space(self, "out", self.out, "smem", rank=2)):
+        if not (in_space(self, "x", self.x, "reg", rank=2) and in_space(self, "out", self.out, "smem", rank=2)):
             return False
         if self.buffers.value < 1:
             return op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}")
@@ -48,7 +48,7 @@ class ExchangeOp(Scheduled, name="exchange"):
         shape[axis], shape[1 - axis] = shape[axis] // 2, 2 * shape[1 - axis]
         if list(self.out.type.shape) != shape or self.out.type.element_type != self.x.type.element_type:
             return op_error(self, f"gives {self.out.type}, but makes {shape[0]}x{shape[1]}x{self.x.type.element_type} of {self.x.type}")
-        return _cluster_around(self) == 2 or op_error(
+        return cluster_around(self) == 2 or op_error(
             self, "exchanges with a peer, but no pairs of CTAs run", fix="give its tile.kernel cluster = 2"
         )
 
