@@ -654,9 +654,9 @@ class CopyOp(Operation, name="copy"):
 class WgmmaFenceOp(Operation, name="wgmma_fence"):
     """Register writes before come before the reads of the next wgmma.
 
-    `fragments`: those that others read too. The compiler behind may pack a pair of 16-bit elements into a register again for each reader,
-    and puts off the reading of an f32 element, whose copy it then makes for the wgmma that overwrites it; both behind this fence. Naming
-    them here keeps their registers.
+    `fragments`: those that others read too, or of 16-bit elements that were written before a branch of this block. The compiler behind may
+    pack a pair of 16-bit elements into a register again for each reader, and puts off the reading of an f32 element, whose copy it then
+    makes for the wgmma that overwrites it; both behind this fence. Naming them here keeps their registers.
     """
 
     fragments: Sequence[ext.Operand[Any]]

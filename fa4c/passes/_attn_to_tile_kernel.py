@@ -56,6 +56,7 @@ class Kernel:
         self._column_tiles: dict = {}  # (tensor name, first column) -> tile in shared memory
         self._row_vectors: dict = {}  # tensor name -> one value a row, in registers
         self._guarded: dict = {}
+        self._only_rows: set = set()  # values of this block that are 0 for rows past the end
         self._column0 = self._tail = None
 
     def emit(self) -> None:
@@ -94,7 +95,7 @@ class Kernel:
         def block(number):
             place = arith.subi(last, number) if last is not None else number if first == index(0) else arith.addi(first, number)
             self._column0 = arith.muli(place, index(self.shape.block_n))
-            self._tail, self._guarded = None, {}
+            self._tail, self._guarded, self._only_rows = None, {}, set()
             self._emit_block(bounds)
 
         self._over("blocks", index(0), count, block)
@@ -239,7 +240,8 @@ class Kernel:
     def _stream(self, position: int, op) -> None:
         """This block's part of a sum over the rows of all CTAs, by a bulk copy that adds: additions from registers cost three times as
         much on an H200."""
-        self.values[op.a] = self._select_rows(self.values[op.a])  # other readers do not mind
+        if op.a not in self._only_rows:
+            self.values[op.a] = self._select_rows(self.values[op.a])  # other readers do not mind
         a = ToSharedOp(x=self.values[op.a], buffers=_i64(STREAMED_BUFFERS), out=_in_shared(self.values[op.a].type)).out
         kind = tile_type([self.shape.block_n, self._width(op.out)], "f32", "reg")
         part = MmaOp(a=a, b=self._row_tile(self.plan.tensors[op.b]), acc=None, transpose_a=ir.BoolAttr.get(True), out=kind).out
@@ -299,7 +301,18 @@ class Kernel:
         self.values[op.p] = p
 
     def block_cast(self, position: int, op) -> None:
-        self.values[op.out] = _cast(self._operand(position, op.x), op.out.type.element_type)
+        x = self._operand(position, op.x)
+        if self._is_summed_over_rows(op.out):
+            # here and not after the cast: a branch that selects single 16-bit numbers makes ptxas keep them unpacked around it, three
+            # instructions for each pair in every block
+            x = self.values[op.x] = self._select_rows(x)
+            self._only_rows.add(op.out)
+        self.values[op.out] = _cast(x, op.out.type.element_type)
+
+    def _is_summed_over_rows(self, value) -> bool:
+        """Whether a GEMM sums over the rows of all CTAs of it."""
+        readers = [use.owner for use in value.uses]
+        return any(r.name == "attn.gemm" and r.operands[0] == value and isinstance(self.plan.kinds[r.results[0]], Streamed) for r in readers)
 
     def block_reduce(self, position: int, op) -> None:
         x = self._operand(position, op.x)

@@ -62,7 +62,7 @@ def _peel(operation, scale: float) -> float | None:
     """Take a positive factor off the end of a map's region; `scale` times it, or None where nothing was done."""
     block = operation.regions[0].blocks[0]
     terminator = list(block.operations)[-1].operation
-    base, factor = _split(terminator.operands[0])
+    base, factor = split_factor(terminator.operands[0])
     if base is None or factor <= 0 or not _representable(scale * factor):
         return None
     terminator.operands[0] = base
@@ -88,10 +88,10 @@ def _drop_identity(operation) -> bool:
 def _merge_factors(block) -> None:
     for op in list(block.operations):
         operation = op.operation
-        base, factor = _split(operation.results[0]) if len(operation.results) else (None, None)
+        base, factor = split_factor(operation.results[0]) if len(operation.results) else (None, None)
         if base is None:
             continue
-        inner, inner_factor = _split(base)
+        inner, inner_factor = split_factor(base)
         if inner is not None and _representable(factor * inner_factor):
             base, factor = inner, factor * inner_factor
         elif operation.name != "arith.divf":
@@ -103,7 +103,7 @@ def _merge_factors(block) -> None:
     erase_unused(block)
 
 
-def _split(value):
+def split_factor(value):
     """(x, c) where `value` is x times the constant c in f32, else (None, None)."""
     owner = value.owner
     if isinstance(owner, ir.Block) or owner.name not in ("arith.mulf", "arith.divf") or not isinstance(value.type, ir.F32Type):

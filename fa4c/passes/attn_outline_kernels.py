@@ -2,7 +2,7 @@
 
 A backward needs delta = rowsum(dO * O) before its block loop, for every block of keys again: a small kernel computes it once. CTAs own
 blocks of one dimension, the stationary one: that which most results of a kernel have. What lacks it is the sum of what many CTAs
-contribute: dQ where they own keys. Such sums are f32 numbers in memory, cast when all is there. What a CTA completes by itself stays in
+contribute: dQ where they own keys. Such sums are f32 numbers in memory, scaled and cast when all is there. What a CTA completes by itself stays in
 the main kernel; that includes dK and dV under grouped queries, as a CTA that owns keys visits all heads of the group.
 
 The kernels are functions of the module, run in order: NAME_preprocess, NAME_rows (sums over a row of scores that the scores of that row are
@@ -159,7 +159,7 @@ class _Outline:
     def _sum_of(self, value, result, stationary: str):
         """What a result is cast from, if that is the sum of several CTAs' contributions; else None."""
         source = value
-        while not isinstance(source.owner, ir.Block) and source.owner.name == "attn.cast":
+        while not isinstance(source.owner, ir.Block) and source.owner.name in ("attn.cast", "attn.map") and len(source.owner.operands) == 1:
             source = source.owner.operands[0]
         if source == value or source not in self.scored:
             return None

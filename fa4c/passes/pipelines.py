@@ -29,7 +29,7 @@ SM100A_FORWARD = {
 
 # A scale that is the softmax's own saves a map in its derivative; masks are simplified in the orientation that the block loop has.
 SM90A_BACKWARD = {
-    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
+    "attn": "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
     "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
@@ -44,7 +44,7 @@ SM90A_BACKWARD_DETERMINISTIC = {
 }
 
 SM100A_BACKWARD = {
-    "attn": "attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
+    "attn": "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
     "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-accumulate-in-tmem,tile-pipeline,tile-alias-tmem,"

@@ -3,7 +3,8 @@
 - A buffer that one role fills by TMA and another reads gets a pipeline: full mbarriers that count bytes and, if slots are reused, empty
   ones that count reading warps. Loads acquire, arm and advance; readers wait before the first read of a slot and release it once the last
   MMA that reads it has completed. Where the schedule lets one operation read a slot steps after another (`reader`), each follows the pipe
-  with a place of its own, and only the last one releases.
+  with a place of its own, and only the last one releases. A row of column values that is there with a tile shares its slots
+  (`row_barriers.py`).
 - An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or
   leaves the loop waits for it, and for no more than that (`pending`).
 - A buffer that one role writes and another adds to global memory gets a pipeline too, which threads fill: acquire, write, fence, arrive on
@@ -29,6 +30,7 @@ from ..ir.mlir import ir
 from ..ir.tile import space_of
 from .protocol import byte_range, fragments_touched
 from .registry import register_pass
+from .row_barriers import companions
 from .shared_exchange import buffers_read, order_exchanges
 
 _PLAIN_READS = (warp.LoadColumnsOp, warp.LoadFragmentOp)
@@ -46,13 +48,15 @@ def warp_insert_barriers(module: ir.Module) -> None:
 class _Ring:
     """A buffer filled by TMA, its pipeline, and in how many nested loops (or guards of a loop's prologue and epilogue) it is filled.
 
-    One slot is filled, and read, in one execution of a block at that level; at level 0 only once.
+    One slot is filled, and read, in one execution of a block at that level; at level 0 only once. `owner`: the buffer whose pipeline it
+    shares, its own if that is `buffer`.
     """
 
     buffer: object
     level: int
     pipe: object = None
     ctas: int = 1  # that fill it together
+    owner: object = None
 
     @property
     def reused(self) -> bool:
@@ -75,6 +79,8 @@ class _Kernel:
         rings = self._find_rings()
         self.handed = self._find_handed_over()
         walks = {role: op for role in self.roles for op in role.body.blocks[0].operations if isinstance(op, warp.WalkOp)}
+        for row, tile in companions(rings, self.roles).items():
+            rings[row].owner = tile
         readers = {role: {b for op in _walk(role.body.blocks[0]) for b in _buffers_read(op)} for role in self.roles}
         self._make_pipelines(rings, readers, walks)
         for role in self.roles:
@@ -88,6 +94,7 @@ class _Kernel:
                 _Consumer(self, role, read).run()
             self.links.guard(role)
             order_exchanges(role, lambda op, scope, role=role: self.barrier_id(role, op, scope))
+            _drop_idle_syncs(role)
         self.links.erase()
 
     def barrier_id(self, role, op, scope: str) -> int:
@@ -116,7 +123,7 @@ class _Kernel:
                             "fills a buffer that another load fills in another loop",
                             why="the slots of a buffer are filled one by one, in one loop",
                         )
-                    rings[op.buffer] = _Ring(op.buffer, level, ctas=self.kernel.cluster.value if op.shared.value else 1)
+                    rings[op.buffer] = _Ring(op.buffer, level, ctas=self.kernel.cluster.value if op.shared.value else 1, owner=op.buffer)
         return rings
 
     def _find_handed_over(self) -> dict:
@@ -143,8 +150,10 @@ class _Kernel:
                 warps = sum(role.active.value for role in self.roles if ring.buffer in readers[role])
                 if not warps:
                     raise op_diagnostic(ring.buffer.owner.opview, "is loaded but never read", fix="remove the load")
-                stages, rows, columns = ring.buffer.type.shape
-                tx_bytes = rows * columns * warp.bits_of(ring.buffer.type.element_type) // 8
+                if ring.owner != ring.buffer:
+                    continue
+                stages = ring.buffer.type.shape[0]
+                tx_bytes = sum(_bytes(other.buffer) for other in rings.values() if other.owner == ring.buffer)
                 arrivals = warps * ring.ctas if ring.reused else 0
                 leader = self._read_by_leader(ring, readers)
                 tx_bytes *= 2 if leader else 1
@@ -271,26 +280,36 @@ class _Producer:
 
     def run(self) -> None:
         loads = [op for op in _walk(self.role.body.blocks[0]) if isinstance(op, warp.TmaLoadOp)]
+        groups: dict = {}  # (block, owner, how many came before it there) -> the loads of one slot
+        seen: list = []
         with ir.InsertionPoint.at_block_begin(self.role.body.blocks[0]):
             for op in loads:
-                if op.buffer not in self.states:
-                    self.states[op.buffer] = warp.StateOp(pipe=self.rings[op.buffer].pipe, phase=_i64(1), out=_place(), loc=op.location).out
-        for op in loads:
-            self._guard(op)
+                owner = self.rings[op.buffer].owner
+                if owner not in self.states:
+                    self.states[owner] = warp.StateOp(pipe=self.rings[owner].pipe, phase=_i64(1), out=_place(), loc=op.location).out
+                place = op.operation.parent, op.buffer
+                groups.setdefault((place[0], owner, seen.count(place)), []).append(op)
+                seen.append(place)
+        for (_, owner, _), group in groups.items():
+            self._guard(owner, group)
 
-    def _guard(self, op) -> None:
-        state, ring = self.states[op.buffer], self.rings[op.buffer]
-        with ir.InsertionPoint(op), op.location:
+    def _guard(self, owner, loads: list) -> None:
+        """At the place of the last one, where the coordinates of all are known."""
+        state, ring = self.states[owner], self.rings[owner]
+        with ir.InsertionPoint(loads[-1]), loads[-1].location:
             if ring.reused:
                 warp.AcquireOp(state=state)
             elect = warp.ElectOp(scope=ir.StringAttr.get("warp" if self.role.active.value == 1 else "role"))
             with ir.InsertionPoint(elect.body.blocks.append()):
                 warp.ArmOp(state=state)
-                shared = op.shared if op.shared.value else None
-                warp.TmaLoadOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords), l2=op.l2, shared=shared)
+                for op in sorted(loads, key=lambda op: op.buffer != owner):
+                    shared = op.shared if op.shared.value else None
+                    warp.TmaLoadOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords), l2=op.l2, shared=shared,
+                                   loc=op.location)
             if ring.reused:
                 warp.AdvanceOp(state=state)
-        op.operation.erase()
+        for op in loads:
+            op.operation.erase()
 
 
 @dataclass
@@ -316,6 +335,8 @@ class _Consumer:
         self.reread = set()  # fragments that were read since they were written
         self.computed = set()  # ... and that threads have written since an MMA used them last
         self.before_loop = set()  # of these, those written before a wait of this role for its own readers
+        self.left_behind = set()  # fragments that were written in this block, before a branch: the compiler behind moves casts past it
+        self.recent = set()  # fragments that were written in this block, since the last branch
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
         self.adds_from_registers = any(isinstance(op, warp.GlobalAddOp) for op in _walk(role.body.blocks[0]))
         self.tma_stored = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
@@ -326,6 +347,8 @@ class _Consumer:
         block = self.role.body.blocks[0]
         with ir.InsertionPoint.at_block_begin(block):
             for buffer, ring in self.rings.items():
+                if ring.owner != buffer:
+                    continue
                 for reader in range(self._count_readers(buffer)):
                     state = warp.StateOp(pipe=ring.pipe, phase=_i64(0), out=_place(), loc=self.role.location).out
                     self.states[buffer, reader] = state
@@ -353,8 +376,8 @@ class _Consumer:
         return len(found)
 
     def _keys(self, op) -> list:
-        """(buffer, reader) for each ring that `op` reads. Only where the ring is filled once a step do its readers differ."""
-        buffers = [b for b in _buffers_read(op) if b in self.rings]
+        """(owner of the slot, reader) for each ring that `op` reads. Only where the ring is filled once a step do its readers differ."""
+        buffers = [self.rings[b].owner for b in _buffers_read(op) if b in self.rings]
         return [(b, op.reader.value if self.rings[b].level == _level(op) else 0) for b in buffers]
 
     def _keys_within(self, op, level: int) -> list:
@@ -365,6 +388,7 @@ class _Consumer:
     def _visit_block(self, block, level: int) -> None:
         """Slots filled once in this block are waited for before the first operation that reads them, and released after the last."""
         operations = list(block.operations)
+        self.left_behind, self.recent = set(), set()
         reads = [self._keys_within(op, level) for op in operations]
         for number, op in enumerate(operations):
             if op.operation.name == "scf.yield":
@@ -378,6 +402,7 @@ class _Consumer:
                     if key not in self.waited:
                         self.waited.add(key)
                         warp.WaitOp(state=self.states[key], loc=op.location)
+                        self._branch()
             after = operations[number + 1] if number + 1 < len(operations) else None
             nested = op.operation.name in _CONTROL
             touched = _reads_within(op)
@@ -446,6 +471,7 @@ class _Consumer:
                     warp.WgmmaWaitOp(pending=_i64(len(self.in_flight) - last - 1), loc=inner.location)
                 self.in_flight = self.in_flight[last + 1 :]
         self.in_flight = before
+        self._branch()
         self._cover()
 
     def _cover(self) -> None:
@@ -460,7 +486,7 @@ class _Consumer:
         with ir.InsertionPoint(op), op.location:
             overwritten = set() if op.accumulate.value else {op.acc}
             # LLVM computes values no earlier than in the block that uses them, which would be behind the fence
-            kept = (a_fragment | overwritten) & self.reread | (a_fragment | {op.acc}) & self.before_loop
+            kept = (a_fragment | overwritten) & self.reread | (a_fragment | {op.acc}) & self.before_loop | a_fragment & self.left_behind
             warp.WgmmaFenceOp(fragments=[f for f in dict.fromkeys([op.a, op.acc]) if f in kept])
             warp.WgmmaOp(
                 acc=op.acc,
@@ -481,15 +507,18 @@ class _Consumer:
     def _plain_read(self, op, last: list) -> None:
         """Threads read a slot into registers: it is free behind that, unless an MMA in flight reads it too."""
         self._conflict(op, lambda g: op.target in g.writes | g.reads)
-        self.unsynced.add(op.buffer)
         if op.buffer not in self.rings:
             raise op_diagnostic(
                 op, "reads a buffer that no TMA load fills", why="nothing would say that its content is there", fix="add a warp.tma_load"
             )
         (key,) = self._keys(op)
+        self.unsynced.add(key[0])
+        reading = [group for group in self.in_flight if group.slots & set(last)]
         with ir.InsertionPoint(op), op.location:
             type(op)(buffer=op.buffer, state=self.states[key], target=op.target)
-            if last and isinstance(op, warp.LoadColumnsOp):
+            if reading and isinstance(op, warp.LoadColumnsOp):
+                reading[-1].releases = [*reading[-1].releases, *last]  # MMAs finish in order: all have read the slot then
+            elif last and isinstance(op, warp.LoadColumnsOp):
                 self.owed[op.target] = last
             elif last:
                 self._retire(self._last_conflict(lambda g: bool(g.slots & set(last))) + 1, op.location)
@@ -518,6 +547,12 @@ class _Consumer:
             self._cover()
         self.reread = (self.reread | reads) - writes
         self.computed |= writes
+        self.recent |= writes
+        self.left_behind -= writes
+
+    def _branch(self) -> None:
+        self.left_behind |= self.recent
+        self.recent = set()
 
     def _conflict(self, op, conflicts) -> None:
         with ir.InsertionPoint(op):
@@ -537,6 +572,7 @@ class _Consumer:
 
     def _release(self, keys, loc) -> None:
         """A reader leaves its slots; the last one gives them back."""
+        self._branch()
         given = [key for key in keys if self.rings[key[0]].reused and key[1] == self.last_reader[key[0]]]
         if any(buffer in self.unsynced for buffer, _ in given):
             warp.SyncWarpOp(loc=loc)
@@ -701,6 +737,32 @@ def _walk_op(op):
         for region in op.operation.regions:
             for block in region.blocks:
                 yield from _walk(block)
+
+
+def _drop_idle_syncs(role) -> None:
+    """Lanes that met at a barrier since they last read shared memory need not meet again."""
+    for op in list(_walk(role.body.blocks[0])):
+        if isinstance(op, warp.SyncWarpOp) and _met_already(op):
+            op.operation.erase()
+
+
+def _met_already(sync) -> bool:
+    met = False
+    for op in sync.operation.block.operations:
+        if op == sync:
+            return met
+        inner = [op, *_walk_op(op)]
+        if isinstance(op, (warp.BarrierOp, warp.SyncWarpOp)):
+            met = True
+        elif any(isinstance(o, _PLAIN_READS) for o in inner):
+            met = False
+    return met
+
+
+def _bytes(buffer) -> int:
+    """Of one slot."""
+    _, rows, columns = buffer.type.shape
+    return rows * columns * warp.bits_of(buffer.type.element_type) // 8
 
 
 def _place():

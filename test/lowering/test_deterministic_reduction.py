@@ -17,7 +17,7 @@ from fa4c.lowering.compile import compile_text
 from fa4c.passes.registry import run_pipeline
 from fa4c.runtime import emulated
 
-TO_TILES = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward{fuse=true},attn-outline-kernels,"
+TO_TILES = ("attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-exp-to-exp2,attn-split-backward{fuse=true},attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask,attn-to-tile")
 TO_WARPS = "tile-pipeline{stages=1},warp-specialize,cse,warp-insert-barriers,warp-check"
 ORDERED, PLAIN = f"{TO_TILES},tile-deterministic-reduction,{TO_WARPS}", f"{TO_TILES},{TO_WARPS}"

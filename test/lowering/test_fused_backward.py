@@ -16,7 +16,7 @@ from fa4c.passes.registry import run_pipeline
 from fa4c.runtime import artifact
 
 FUSED = (("attn-split-backward", "fuse", "true"), ("tile-pipeline", "stages", "0"))
-TO_TILES = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,attn-transpose-recompute,"
+TO_TILES = ("attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,attn-transpose-recompute,"
             "attn-simplify-mask,attn-to-tile")
 
 

@@ -16,7 +16,7 @@ from fa4c.passes.registry import run_pipeline
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SHAPES = [dict(b=2, hq=4, hkv=2, m=5, n=7), dict(b=1, hq=3, hkv=3, m=9, n=4), dict(b=1, hq=2, hkv=1, m=3, n=1)]
-BACKWARD = "attn-fold-scale,attn-derive-backward,attn-transpose-recompute"
+BACKWARD = "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-transpose-recompute"
 PASS = "attn-outline-kernels"
 
 

@@ -40,7 +40,7 @@ def worst(got: dict, want: dict) -> float:
 
 
 @pytest.mark.parametrize(
-    "pipeline", ["attn-derive-backward", "attn-fold-scale,attn-derive-backward,attn-transpose-recompute,attn-simplify-mask"]
+    "pipeline", ["attn-derive-backward", "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-transpose-recompute,attn-simplify-mask"]
 )
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.mlir")), ids=lambda path: path.stem)
 def test_examples_in_bf16(path, pipeline):
