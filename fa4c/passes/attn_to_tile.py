@@ -136,7 +136,8 @@ def _live_halves(plan: Plan) -> int:
     """The most that scores take of registers at once, in 16 bits an element. Elementwise work is in place, but a cast needs both forms.
 
     A pipelined loop makes the next block's scores while an MMA still reads what was made of this block's; where a softmax stands between
-    them, the text's order counts.
+    them, the text's order counts. Where a sum over rows makes all warpgroups meet in each block, a wide block is worth more than overlap:
+    each product's f32 scores are held, and operands are cast when these are no longer needed (`tile-pipeline`).
     """
     last_use = {value: position for position, operation in enumerate(plan.operations) for value in operation.operands}
     scores = [value for value, kind in plan.kinds.items() if isinstance(kind, Score)]
@@ -147,8 +148,11 @@ def _live_halves(plan: Plan) -> int:
         live = [v for v in scores if born[v] <= position < last_use.get(v, -1) or (both and last_use.get(v) == position)]
         live += [v for v in scores if born[v] == position and last_use.get(v, -1) <= position]
         most = max(most, sum(2 if v.type.element_type.width == 32 else 1 for v in live))
-    softmaxes = any(operation.name == "attn.softmax" for operation in plan.operations)
-    return most if softmaxes else max(most, 2 * _products(plan) + 1)
+    if any(operation.name == "attn.softmax" for operation in plan.operations):
+        return most
+    if any(isinstance(kind, Streamed) for kind in plan.kinds.values()):
+        return 2 * _products(plan)
+    return max(most, 2 * _products(plan) + 1)
 
 
 def _semantics(module, functions) -> ir.StringAttr:

@@ -40,7 +40,7 @@ def _same_places(row, tile, roles: list) -> bool:
     if any(ours != theirs or len(set(ours)) < len(ours) for ours, theirs in loads):
         return False
     reads = [[set(_blocks(role, buffer, _reads_first)) for buffer in (row, tile)] for role in roles]
-    return all(ours == theirs for ours, theirs in reads)
+    return all(ours == theirs for ours, theirs in reads) and any(ours for ours, _ in reads)
 
 
 def _blocks(role, buffer, wanted) -> list:

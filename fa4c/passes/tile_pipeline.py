@@ -22,6 +22,7 @@ After:   %s = "tile.mma"(%q, %k) {order = 1 : i64, stage = 0 : i64, ...}
          %o1 = "tile.mma"(%p, %v, %o) {order = 3 : i64, stage = 1 : i64, ...}
 
 A schedule whose tiles need more registers than a thread has is taken only if none needs fewer: ptxas would spill, or serialise the MMAs.
+Where even the best one does, MMAs with an operand in registers wait for the elementwise work.
 
 Options: `stages`, at most so many (1: no overlap between iterations; 0: chosen); `buffers`, so many for every load of such loops (0: as
 the loads say). A `stage` that an operation already has is kept, and so is an `order` relative to those of other operations, or refused
@@ -31,12 +32,13 @@ naming what it would break. Runs after all passes that add or change operations 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import targets
 from ..ir import tile
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
+from ..ir.tile import space_of
 from . import loop_graph, modulo, shared_columns, shared_room
 from ._attn_to_tile_shape import register_budget
 from .loop_graph import LoopGraph
@@ -96,8 +98,7 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
     pins = _Pins(graph_of)
     if stages != 1:
         _put_off(graph_of, pins)
-    movable = [i for i in graph.stepped() if isinstance(graph_of.ops[i], (tile.MmaOp, tile.GlobalAddOp))]
-
+    movable = _movable(graph_of)
     asked = dict(stages=stages, pinned_stage=pins.steps(pins.stages), pinned_order=pins.steps(pins.order))
     excess = _register_excess(graph_of, target)
     try:
@@ -108,9 +109,66 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
         )
     except modulo.Unschedulable as error:
         raise _refusal(graph_of, pins, stages, error) from None
+    if _short_of_registers(graph_of, found, target):
+        found = _later_mmas(graph_of, lambda g: modulo.pipeline(g, movable, excess=excess, **asked), found)
     places = _with_loads(graph_of, found, pins)
     _check_buffers(graph_of, places)
     return LoopPlan(graph_of, found.ii, *map(list, zip(*places, strict=True)), exact=found.exact)
+
+
+def _movable(graph_of: LoopGraph) -> list[int]:
+    return [i for i in graph_of.graph.stepped() if isinstance(graph_of.ops[i], (tile.MmaOp, tile.GlobalAddOp))]
+
+
+def _alive(graph_of: LoopGraph, found: modulo.Schedule) -> int:
+    return most_alive(graph_of.ops, graph_of.graph.edges, graph_of.versions, found.stages, found.order)
+
+
+def _short_of_registers(graph_of: LoopGraph, found: modulo.Schedule, target) -> bool:
+    """Whether no thread has as many as the tiles and all else need: ptxas would serialise the MMAs."""
+    there = register_budget(target, warpgroups(graph_of.ops[0], target)) - OTHER_REGISTERS
+    return target.mma.accumulator == "reg" and _alive(graph_of, found) > there
+
+
+def _later_mmas(graph_of: LoopGraph, solve, found: modulo.Schedule) -> modulo.Schedule:
+    """The best schedule in which an MMA whose operand lies in registers comes after all elementwise work that does not wait for it.
+
+    Its operand, a cast of what was computed, is made when nothing else needs what it is made from, and takes its place. Kept where that
+    needs fewer registers. ptxas 13.0, backward at head dim 64 in blocks of 128 x 128: with dV = P^T dO before the cast of dS it
+    serialises all MMAs, behind it none.
+    """
+    graph = graph_of.graph
+    late = [i for i in graph.stepped() if isinstance(graph_of.ops[i], tile.MmaOp) and space_of(graph_of.ops[i].a.type) == "reg"]
+    work = [i for i in graph.stepped() if isinstance(graph_of.ops[i], tile.MapOp)]
+    casts = [i for m in late for i in work if _readers(graph_of, i) == [m]]
+    first = [(e, m) for m in late for e in work] + [(e, c) for c in casts for e in work if _share_input(graph_of.ops[e], graph_of.ops[c])]
+    more = [modulo.Edge(a, b, graph.ops[a].issue, 0, why="registers are short: {src} comes first") for a, b in first
+            if a != b and a not in _behind(graph, b)]
+    try:
+        other = solve(replace(graph, edges=(*graph.edges, *more)))
+    except modulo.Unschedulable:
+        return found
+    return other if _alive(graph_of, other) < _alive(graph_of, found) else found
+
+
+def _readers(graph_of: LoopGraph, i: int) -> list[int]:
+    return [j for j, op in enumerate(graph_of.ops) if graph_of.ops[i].out in list(op.operation.operands)]
+
+
+def _share_input(one, other) -> bool:
+    return any(value in list(other.inputs) for value in one.inputs)
+
+
+def _behind(graph: modulo.Graph, first: int) -> set[int]:
+    """What waits for an operation in the same iteration."""
+    reached, stack = set(), [first]
+    while stack:
+        i = stack.pop()
+        for e in graph.edges:
+            if e.src == i and e.distance == 0 and e.ordered and e.dst not in reached:
+                reached.add(e.dst)
+                stack.append(e.dst)
+    return reached
 
 
 def _put_off(graph_of: LoopGraph, pins: _Pins) -> None:

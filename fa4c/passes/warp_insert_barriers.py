@@ -506,7 +506,8 @@ class _Consumer:
 
     def _plain_read(self, op, last: list) -> None:
         """Threads read a slot into registers: it is free behind that, unless an MMA in flight reads it too."""
-        self._conflict(op, lambda g: op.target in g.writes | g.reads)
+        reads, writes = self._touched_next(op)
+        self._conflict(op, lambda g: _clash(g, reads, writes | {op.target}))
         if op.buffer not in self.rings:
             raise op_diagnostic(
                 op, "reads a buffer that no TMA load fills", why="nothing would say that its content is there", fix="add a warp.tma_load"
@@ -534,6 +535,18 @@ class _Consumer:
             op.body.blocks[0].append_to(new.body)
             self._release(last, op.location)
         op.operation.erase()
+
+    def _touched_next(self, op) -> tuple[set, set]:
+        """What the operation behind column values reads and writes: it waits for MMAs before they are loaded, not after.
+
+        Else they would take registers while MMAs are in flight, when those are scarcest: ptxas serialises the MMAs then.
+        """
+        operations = list(op.operation.block.operations)
+        behind = operations[operations.index(op) + 1 :]
+        reader = next((o for o in behind if not isinstance(o, warp.LoadColumnsOp)), None)
+        if not isinstance(op, warp.LoadColumnsOp) or not isinstance(reader, warp.MapOp):
+            return set(), set()
+        return fragments_touched(reader)
 
     def _pay(self, reads: set, loc) -> None:
         """Give back the slots of column values behind the operation that needs them: they may be loaded as late as there, which saves
@@ -574,7 +587,7 @@ class _Consumer:
         """A reader leaves its slots; the last one gives them back."""
         self._branch()
         given = [key for key in keys if self.rings[key[0]].reused and key[1] == self.last_reader[key[0]]]
-        if any(buffer in self.unsynced for buffer, _ in given):
+        if any(buffer in self.unsynced for buffer, _ in keys):  # also where another reader gives it back, which may be in another block
             warp.SyncWarpOp(loc=loc)
             self.unsynced.clear()
         for key in keys:
