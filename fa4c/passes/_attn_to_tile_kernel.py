@@ -312,7 +312,8 @@ class Kernel:
     def _is_summed_over_rows(self, value) -> bool:
         """Whether a GEMM sums over the rows of all CTAs of it."""
         readers = [use.owner for use in value.uses]
-        return any(r.name == "attn.gemm" and r.operands[0] == value and isinstance(self.plan.kinds[r.results[0]], Streamed) for r in readers)
+        gemms = [reader for reader in readers if reader.name == "attn.gemm" and reader.operands[0] == value]
+        return any(isinstance(self.plan.kinds[gemm.results[0]], Streamed) for gemm in gemms)
 
     def block_reduce(self, position: int, op) -> None:
         x = self._operand(position, op.x)

@@ -2,8 +2,8 @@
 
 A backward needs delta = rowsum(dO * O) before its block loop, for every block of keys again: a small kernel computes it once. CTAs own
 blocks of one dimension, the stationary one: that which most results of a kernel have. What lacks it is the sum of what many CTAs
-contribute: dQ where they own keys. Such sums are f32 numbers in memory, scaled and cast when all is there. What a CTA completes by itself stays in
-the main kernel; that includes dK and dV under grouped queries, as a CTA that owns keys visits all heads of the group.
+contribute: dQ where they own keys. Such sums are f32 numbers in memory, scaled and cast when all is there. What a CTA completes by itself
+stays in the main kernel; that includes dK and dV under grouped queries, as a CTA that owns keys visits all heads of the group.
 
 The kernels are functions of the module, run in order: NAME_preprocess, NAME_rows (sums over a row of scores that the scores of that row are
 made of: delta as the row sum of P * dP), NAME_main, NAME_postprocess, each only where there is something for

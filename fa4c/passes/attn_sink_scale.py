@@ -4,8 +4,8 @@ A backward multiplies every dS by the softmax's scale, in the loop over blocks, 
 linear, so the factor may as well be that of its result, which has head-dim columns instead of one for each key, and is there once, after
 the loop (a sum that several CTAs contribute to is multiplied when it is cast). That saves one of seven instructions of a score.
 
-A factor sinks where it is a map's last operation, a normal number, and every reader of the map is a GEMM whose result is no score, or a cast
-that only such GEMMs read. Between map and GEMM numbers are then rounded without the factor, which changes their exponent, not their relative error.
+A factor sinks where it is a map's last operation, a normal number, and every reader of the map is a GEMM whose result is no score, or a
+cast that only such GEMMs read. Between map and GEMM numbers are then rounded without the factor: another exponent, the same relative error.
 
 Before:  %ds = "attn.map"(%dp, %delta, %p) ({ ... %y = arith.mulf %x, %scale   "attn.yield"(%y) ... })
          %dsc = "attn.cast"(%ds)     %dk = "attn.gemm"(%dsc, %q) {transpose_a = true}

@@ -1,7 +1,7 @@
 """Which rows of column values (LSE, delta) come with a tile (Q, dO), so that one mbarrier counts the bytes of both.
 
-Waiting for an mbarrier takes a warp about 75 clocks on an H200 even where the bytes are there; a release is one more election and arrival. A
-row shares the slots of a tile that is loaded, and first read, wherever the row is, and is there as often; then it is waited for with
+Waiting for an mbarrier takes a warp about 75 clocks on an H200 even where the bytes are there; a release is one more election and arrival.
+A row shares the slots of a tile that is loaded, and first read, wherever the row is, and is there as often; then it is waited for with
 the tile, and given back with it.
 """
 
@@ -13,7 +13,7 @@ from ..ir import warp
 def companions(rings: dict, roles: list) -> dict:
     """Buffer of rows -> buffer of the tile whose slots it shares. `rings`: buffer -> how it is filled, in the order of the loads.
 
-    Of several tiles the last one that is loaded before the row: the copy of an earlier one need not wait for the row's place in the program.
+    Of several tiles the last one that is loaded before the row: an earlier one's copy need not wait for the row's place in the program.
     """
     found, order = {}, list(rings)
     for number, row in enumerate(order):
