@@ -3,14 +3,17 @@
 import dataclasses
 import functools
 import re
+from collections import Counter
 
 import compiled
 import pytest
 
 from fa4c import targets
 from fa4c.cli.main import main
+from fa4c.ir import warp
 from fa4c.ir.context import new_context, parse_module
 from fa4c.passes import loop_graph, tile_pipeline
+from fa4c.passes._tile_map import operations_in
 from fa4c.passes.register_pressure import OTHER_REGISTERS, most_alive
 from fa4c.passes.registry import run_pipeline
 from fa4c.runtime import artifact
@@ -58,6 +61,29 @@ def test_registers_decide_at_head_dim_128():
     assert set(stages) == {0}
     assert alive == 208 == 240 - OTHER_REGISTERS
     assert operations[-4:] == ["mma", "mma", "to_shared", "global_add"]  # dQ is added while dK runs
+
+
+def loop_counts(passes: str) -> Counter:
+    """Operations of the compute role's block loop, by name; the types of conditional maps' results as "when f32"."""
+    with new_context():
+        module = parse_module((compiled.EXAMPLES / "causal.mlir").read_text(), "causal.mlir")
+        run_pipeline(module, f"attn-retype{{head-dim=64,64}},{TO_TILES},tile-pipeline,warp-specialize,cse,{passes}")
+        (kernel,) = [op for op in module.body.operations if isinstance(op, warp.KernelOp) and op.sym_name.value.endswith("main")]
+        loops = [op for op in operations_in(kernel) if op.operation.name == "scf.for"]
+        found = Counter(op.operation.name for op in operations_in(loops[-1]))  # the innermost of the last role
+        for op in operations_in(loops[-1]):
+            if isinstance(op, warp.WhenOp):
+                found.update(f"when {inner.target.type.element_type}" for inner in operations_in(op) if isinstance(inner, warp.MapOp))
+        return found
+
+
+def test_what_an_iteration_waits_for():
+    """LSE and delta come with dO; dQ's buffer is known to be free at the barrier behind dS; what is cut by the end is masked in f32."""
+    found = loop_counts("warp-insert-barriers")
+    assert found["warp.wgmma"] == 5 and found["warp.load_columns"] == 2
+    assert found["warp.wait"] == found["warp.release"] == 2
+    assert found["warp.barrier"] == 2 and found["warp.store_wait"] == 1
+    assert found["when f32"] == 2 and found["when bf16"] == 0
 
 
 def test_with_more_registers_it_overlaps_blocks():
