@@ -94,7 +94,6 @@ def set_schedule(plan: LoopPlan) -> None:
 def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
     """The schedule of one `scf.for`; changes nothing."""
     graph_of = loop_graph.build(loop, target)
-    graph = graph_of.graph
     pins = _Pins(graph_of)
     if stages != 1:
         _put_off(graph_of, pins)
@@ -126,8 +125,9 @@ def _alive(graph_of: LoopGraph, found: modulo.Schedule) -> int:
 
 def _short_of_registers(graph_of: LoopGraph, found: modulo.Schedule, target) -> bool:
     """Whether no thread has as many as the tiles and all else need: ptxas would serialise the MMAs."""
-    there = register_budget(target, warpgroups(graph_of.ops[0], target)) - OTHER_REGISTERS
-    return target.mma.accumulator == "reg" and _alive(graph_of, found) > there
+    if target.mma.accumulator != "reg":
+        return False
+    return _alive(graph_of, found) > register_budget(target, warpgroups(graph_of.ops[0], target)) - OTHER_REGISTERS
 
 
 def _later_mmas(graph_of: LoopGraph, solve, found: modulo.Schedule) -> modulo.Schedule:

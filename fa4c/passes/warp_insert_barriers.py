@@ -773,9 +773,14 @@ def _met_already(sync) -> bool:
         inner = [op, *_walk_op(op)]
         if isinstance(op, (warp.BarrierOp, warp.SyncWarpOp)):
             met = True
-        elif any(isinstance(o, _PLAIN_READS) for o in inner):
+        elif any(_buffers_of_lanes(o) for o in inner):
             met = False
     return met
+
+
+def _buffers_of_lanes(op) -> bool:
+    """Whether each lane reads or writes shared memory for itself."""
+    return isinstance(op, (*_PLAIN_READS, warp.StoreSharedOp)) or (isinstance(op, warp_tmem.TmemMapOp) and bool(op.rows))
 
 
 def _bytes(buffer) -> int:
