@@ -32,7 +32,6 @@ from .protocol import byte_range, fragments_touched
 from .registry import register_pass
 from .row_barriers import companions
 from .shared_exchange import buffers_read, order_exchanges
-from .store_waits import share_barriers
 
 _PLAIN_READS = (warp.LoadColumnsOp, warp.LoadFragmentOp)
 _CONTROL = ("scf.for", "scf.if", "warp.walk")
@@ -94,14 +93,9 @@ class _Kernel:
             else:
                 _Consumer(self, role, read).run()
             self.links.guard(role)
-            self._order_exchanges(role)
-            if share_barriers(role):
-                self._order_exchanges(role)
+            order_exchanges(role, lambda op, scope, role=role: self.barrier_id(role, op, scope))
             _drop_idle_syncs(role)
         self.links.erase()
-
-    def _order_exchanges(self, role) -> None:
-        order_exchanges(role, lambda op, scope: self.barrier_id(role, op, scope))
 
     def barrier_id(self, role, op, scope: str) -> int:
         """One barrier serves all places of a scope: the same warps meet there, one time after the other."""
