@@ -91,11 +91,9 @@ def _step(kernel: str, loop, counts: Counter, target, schedule=(), interval=None
 
 
 def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
-    """What `tile-pipeline` wrote, in the order of a step; the clocks between iterations that its model gives for that, which knows one row
-    block; and those of copies that are waited for one by one.
+    """What `tile-pipeline` wrote, in the order of a step; the clocks between iterations that its model gives for that, or for the order of
+    the text, and which knows one row block; and those of copies that are waited for one by one.
     """
-    if not any("stage" in op.attributes for op in operations):
-        return [], None, 0
     graph_of = loop_graph.build(loop, target)
     order = sorted(range(len(graph_of.ops)), key=lambda i: graph_of.ops[i].order.value if graph_of.ops[i].order is not None else i)
     rows = []
@@ -112,7 +110,7 @@ def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
         interval = modulo.minimum_ii(graph_of.graph, stages, pinned_order=pinned, limit=50).ii
     except modulo.Unschedulable:
         interval = None  # an order by hand that this model refuses
-    return rows, interval, copies
+    return rows if any("stage" in op.attributes for op in operations) else [], interval, copies
 
 
 def op_name(op) -> str:

@@ -113,6 +113,15 @@ def test_backward_figures_of_the_sheet():
     assert [clocks[name] for name in ("mma", "exp", "smem_operands", "smem_ds", "smem_dq")] == [2560, 1024, 2048, 256, 1024]
 
 
+def test_backward_figures_of_a_pair():
+    """Operands 1536, dS 256, dQ 512, exchange 256 of at most 384 clocks (B 1.4)."""
+    pairs = [*blocks(128, 128), ("tile-split-2cta", "ctas", "2")]
+    for level in ("tile", "warp"):
+        clocks = explained(kernel="main", target="sm_100a", direction="bwd", overrides=pairs, level=level)
+        found = [clocks[name] for name in ("mma", "exp", "smem_operands", "smem_ds", "smem_dq", "dsmem")]
+        assert found == [2560, 1024, 1536, 256, 512, 256]
+
+
 def test_an_edit_of_the_text_counts():
     """96 columns of scores instead of 128, by hand: no table knows them."""
     text = compile_text(FULL, "full.mlir", target="sm_100a", head_dim=(64, 64), overrides=blocks(256, 128, 0), emit="tile")
@@ -132,6 +141,25 @@ def test_the_targets_numbers_are_read():
     for number, unit in units.items():
         with targets.override("sm_100a", **{number: getattr(targets.get("sm_100a"), number) // 2}):
             assert explained(text, **options)[unit] == pytest.approx(2 * before[unit])
+
+
+def test_half_the_bandwidth_of_shared_memory_makes_pairs():
+    """1536 clocks of operands are below 2048 of MMAs, 3072 are above: then CTAs form their products in pairs, and read 2048."""
+    options = dict(target="sm_100a", level="tile", changes=False, overrides=[*blocks(256, 128, 0), ("tile-split-2cta", "ctas", "0")])
+    (kernel,) = explain(FULL, "full.mlir", **options)["kernels"]
+    assert (kernel["cluster"], kernel["steps"][0]["clocks"]["smem"]) == (1, 1536)
+    with targets.override("sm_100a", smem_bytes_per_clk=64):
+        (kernel,) = explain(FULL, "full.mlir", **options)["kernels"]
+    assert (kernel["cluster"], kernel["steps"][0]["clocks"]["smem"]) == (2, 2048)
+
+
+def test_twice_the_columns_end_sharing():
+    options = dict(target="sm_100a", level="tile", changes=False, overrides=blocks(256, 128, 0))
+    (kernel,) = explain(FULL, "full.mlir", **options)["kernels"]
+    assert kernel["tmem"]["used"] == 512 < kernel["tmem"]["side_by_side"] == 640
+    with targets.override("sm_100a", tmem_columns=1024):
+        (kernel,) = explain(FULL, "full.mlir", **options)["kernels"]
+    assert kernel["tmem"]["used"] == kernel["tmem"]["side_by_side"] == 640
 
 
 def test_what_passes_changed():

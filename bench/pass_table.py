@@ -1,0 +1,186 @@
+"""Leaves each pass out in turn, where it may be, and turns the optional ones on: is the kernel still right, and which counts move?
+
+    python bench/pass_table.py                 prints the table of docs/passes.md; some minutes of emulation
+    python bench/pass_table.py --write         and puts it there
+    python bench/pass_table.py --only sm_90a:fwd
+
+Each kernel is compiled, executed by the emulator (any hazard is an error), compared with float64, and its counts with those of the whole
+pipeline. What a pass promises is in `PROMISES`; a count that does not move so ends in exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fa4c.cli import run_backward  # noqa: E402
+from fa4c.explain import explain  # noqa: E402
+from fa4c.ir.diagnostics import Diagnostic  # noqa: E402
+from fa4c.lowering.compile import compile_text  # noqa: E402
+from fa4c.passes.pipeline_text import parse  # noqa: E402
+from fa4c.passes.pipelines import PIPELINES, pipeline  # noqa: E402
+from fa4c.runtime import artifact, check, emulated  # noqa: E402
+from fa4c.runtime.inputs import make_inputs  # noqa: E402
+
+DOC, BEGIN, END = ROOT / "docs" / "passes.md", "<!-- table: begin -->\n", "<!-- table: end -->\n"
+SIZES = {"b": 1, "hq": 2, "hkv": 1, "m": 300, "n": 300}
+VARIANT = "causal"
+# pass -> counts that grow ("+") or shrink ("-") where it is left out. `interval`: clocks between steps by the model, see docs/explain.md
+PROMISES = {
+    "attn-simplify-mask": {"mma_flops": "+"},
+    "attn-fold-scale": {"instructions.fp32": "+"},
+    "attn-exp-to-exp2": {"instructions.fp32": "+"},
+    "tile-conditional-rescale": {"instructions.fp32": "+"},
+    "tile-exp-emulation": {"instructions.ex2": "+"},
+    "tile-pipeline": {"interval": "+"},
+    "tile-persistent": {"ctas": "+"},
+    "warp-ping-pong": {"instructions.sync": "-"},
+}
+# passes that are off, or do nothing, by default: target, direction, variant, options that turn them on, what then shrinks or grows
+OPTIONAL = [
+    ("sm_90a", "fwd", "full", "tile-multicast", {"ctas": "2"}, {"global_bytes.tma_load": "-"}),
+    ("sm_90a", "fwd", "full", "tile-l2-hints", {"repeated": "evict_last"}, {}),
+    ("sm_90a", "fwd", "causal", "tile-exp-emulation", {"share": "4"}, {"instructions.ex2": "-"}),
+    ("sm_100a", "fwd", "full", "tile-split-2cta", {"ctas": "2"}, {"smem_bytes.operands": "-"}),
+    ("sm_100a", "bwd", "full", "tile-split-2cta", {"ctas": "2"}, {"smem_bytes.operands": "-", "smem_bytes.dsmem": "+"}),
+]
+SHOWN = ("mma_flops", "smem_bytes.operands", "smem_bytes.store", "smem_bytes.load", "smem_bytes.tma", "smem_bytes.dsmem",
+         "global_bytes.tma_load", "tmem_bytes.load", "instructions.ex2", "instructions.special", "instructions.fp32", "instructions.sync",
+         "instructions", "atomics", "ctas", "interval")
+
+
+def measure(variant: str, target: str, direction: str, *, disabled=(), overrides=()) -> dict:
+    """Counts of a kernel over all launches; raises Diagnostic where it is refused, AssertionError where it is wrong."""
+    text = (ROOT / "examples" / f"{variant}.mlir").read_text(encoding="utf-8")
+    options = dict(target=target, direction=direction, disabled=disabled, overrides=overrides)
+    manifest, members = compile_text(text, f"{variant}.mlir", **options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "kernel.fa4c"
+        artifact.write(path, manifest, members)
+        kernel = artifact.load(path)
+    reports = (_backward if direction == "bwd" else _forward)(kernel)
+    counts = {name: sum(r.counters["total"].get(name, 0) for r in reports) for name in SHOWN}
+    counts["ctas"] = sum(len(r.counters["cta"]) for r in reports)
+    steps = [s for k in explain(text, f"{variant}.mlir", changes=False, **options)["kernels"] for s in k["steps"]]
+    counts["interval"] = sum(s["interval"] or 0 for s in steps)
+    return counts
+
+
+def _forward(kernel) -> list:
+    inputs = make_inputs(kernel.semantics, SIZES, 0)
+    found, reports = emulated.run_reported(kernel, inputs, [r["name"] for r in kernel.semantics["results"]])
+    _require(check.check(kernel.semantics, inputs, found), reports)
+    return reports
+
+
+def _backward(kernel) -> list:
+    program = run_backward.of_artifact(kernel, "bwd")
+    inputs = make_inputs(program.semantics, SIZES, 0)
+    more = run_backward.arriving(program, SIZES, 0, {}, "cpu") | run_backward.stored(program, inputs, {}, {})
+    wanted = [t["name"] for t in kernel.manifest["tensors"] if t["role"] == "output"]
+    found, reports = emulated.run_reported(kernel, {**inputs, **more}, wanted)
+    _require(run_backward.check(program, inputs, more, found), reports)
+    return reports
+
+
+def _require(rows, reports) -> None:
+    assert all(r.ok for r in reports), next(r.text() for r in reports if not r.ok)
+    assert all(row.ok for row in rows), "; ".join(str(row) for row in rows if not row.ok)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- rows
+
+
+def left_out(target: str, direction: str) -> tuple[list[list[str]], list[str]]:
+    """(rows, complaints) for a pipeline."""
+    whole, rows, wrong = measure(VARIANT, target, direction), [], []
+    text = compile_text((ROOT / "examples" / f"{VARIANT}.mlir").read_text(encoding="utf-8"), "x.mlir", target=target, direction=direction,
+                        emit="warp", locations=False)
+    for name in dict.fromkeys(item.name for item in parse(pipeline(target, direction))):
+        print(f"{target} {direction} without {name}", file=sys.stderr, flush=True)
+        try:
+            if name != "warp-check" and _same(text, target, direction, name):
+                rows.append([target, direction, f"`{name}`", "the same kernel", ""])
+                continue
+            counts = measure(VARIANT, target, direction, disabled=(name,))
+        except Diagnostic as error:
+            rows.append([target, direction, f"`{name}`", "refused: " + _first_line(error), ""])
+            continue
+        rows.append([target, direction, f"`{name}`", "right", _moved(whole, counts)])
+        wrong += _broken(f"{target} {direction} without {name}", PROMISES.get(name, {}), whole, counts)
+    return rows, wrong
+
+
+def _same(text: str, target: str, direction: str, name: str) -> bool:
+    source = (ROOT / "examples" / f"{VARIANT}.mlir").read_text(encoding="utf-8")
+    return compile_text(source, "x.mlir", target=target, direction=direction, emit="warp", locations=False, disabled=(name,)) == text
+
+
+def turned_on(target, direction, variant, name, options, promise) -> tuple[list[str], list[str]]:
+    print(f"{target} {direction} with {name} {options}", file=sys.stderr, flush=True)
+    overrides = [(name, option, value) for option, value in options.items()]
+    whole, counts = measure(variant, target, direction), measure(variant, target, direction, overrides=overrides)
+    listed = " ".join(f"{option}={value}" for option, value in options.items())
+    row = [target, direction, f"`{name}{{{listed}}}`, {variant}", "right", _moved(whole, counts)]
+    return row, _broken(f"{target} {direction} with {name}", promise, whole, counts)
+
+
+def _first_line(error: Diagnostic) -> str:
+    return error.text().splitlines()[0].split("error: ", 1)[-1].replace("|", "/")
+
+
+def _moved(before: dict, after: dict) -> str:
+    """Counts that differ by a hundredth or more, as a factor where there was something."""
+    found = []
+    for name in SHOWN:
+        old, new = before[name], after[name]
+        if old != new and abs(new - old) * 100 >= old:
+            found.append(f"{name} {old:,.0f} -> {new:,.0f}")
+    return ", ".join(found) or "none of those shown"
+
+
+def _broken(what: str, promise: dict, before: dict, after: dict) -> list[str]:
+    moves = {name: "+" if after[name] > before[name] else "-" if after[name] < before[name] else "=" for name in promise}
+    return [f"{what}: {name} moves {moves[name]}, not {sign}" for name, sign in promise.items() if moves[name] != sign and before[name]]
+
+
+def table(only: str = "") -> tuple[str, list[str]]:
+    rows, wrong = [], []
+    for target, direction in PIPELINES:
+        if only in ("", f"{target}:{direction}"):
+            more, complaints = left_out(target, direction)
+            rows, wrong = rows + more, wrong + complaints
+    lines = ["| target | direction | without | | counts that move, whole pipeline -> without |", "|---|---|---|---|---|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["", "| target | direction | with | | counts that move, default -> with |", "|---|---|---|---|---|"]
+    for entry in OPTIONAL:
+        if only in ("", f"{entry[0]}:{entry[1]}"):
+            row, complaints = turned_on(*entry)
+            lines.append("| " + " | ".join(row) + " |")
+            wrong += complaints
+    return "\n".join(lines) + "\n", wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="put the table into docs/passes.md")
+    parser.add_argument("--only", default="", metavar="TARGET:DIRECTION")
+    args = parser.parse_args()
+    text, wrong = table(args.only)
+    if args.write:
+        doc = DOC.read_text(encoding="utf-8")
+        head, _, rest = doc.partition(BEGIN)
+        DOC.write_text(head + BEGIN + text + END + rest.partition(END)[2], encoding="utf-8")
+    else:
+        print(text, end="")
+    print("\n".join(wrong), file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
