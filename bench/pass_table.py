@@ -3,6 +3,7 @@
     python bench/pass_table.py                 prints the table of docs/passes.md; some minutes of emulation
     python bench/pass_table.py --write         and puts it there
     python bench/pass_table.py --only sm_90a:fwd
+    python bench/pass_table.py --text          only what the passes say of themselves
 
 Each kernel is compiled, executed by the emulator (any hazard is an error), compared with float64, and its counts with those of the whole
 pipeline. What a pass promises is in `PROMISES`; a count that does not move so ends in exit status 1.
@@ -19,11 +20,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fa4c.cli import run_backward  # noqa: E402
+from fa4c.cli.passes import signature  # noqa: E402
 from fa4c.explain import explain  # noqa: E402
 from fa4c.ir.diagnostics import Diagnostic  # noqa: E402
 from fa4c.lowering.compile import compile_text  # noqa: E402
 from fa4c.passes.pipeline_text import parse  # noqa: E402
 from fa4c.passes.pipelines import PIPELINES, pipeline  # noqa: E402
+from fa4c.passes.registry import all_passes  # noqa: E402
 from fa4c.runtime import artifact, check, emulated  # noqa: E402
 from fa4c.runtime.inputs import make_inputs  # noqa: E402
 
@@ -166,11 +169,36 @@ def table(only: str = "") -> tuple[str, list[str]]:
     return "\n".join(lines) + "\n", wrong
 
 
+# ------------------------------------------------------------------------------------------------------------ the text of passes
+
+
+def described(doc: str) -> str:
+    """The page with signature, summary and the IR before and after of each pass, as the head of its file has them."""
+    for entry in all_passes().values():
+        mark = f"<!-- {entry.name} -->\n"
+        head, found, rest = doc.partition(mark)
+        if found:
+            doc = head + mark + _description(entry) + "<!-- end -->\n" + rest.partition("<!-- end -->\n")[2]
+    return doc
+
+
+def _description(entry) -> str:
+    lines = entry.description.split("\n")
+    first = next((n for n, line in enumerate(lines) if line.startswith(("Before:", "Without"))), None)
+    last = next((n for n, line in enumerate(lines) if first is not None and n > first and not line.strip()), len(lines))
+    block = "" if first is None else "\n```\n" + "\n".join(lines[first:last]) + "\n```\n"
+    return f"`{signature(entry)}`: {entry.summary}\n{block}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--write", action="store_true", help="put the table into docs/passes.md")
+    parser.add_argument("--text", action="store_true", help="put what the passes say of themselves into docs/passes.md; runs nothing")
     parser.add_argument("--only", default="", metavar="TARGET:DIRECTION")
     args = parser.parse_args()
+    if args.text:
+        DOC.write_text(described(DOC.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
     text, wrong = table(args.only)
     if args.write:
         doc = DOC.read_text(encoding="utf-8")

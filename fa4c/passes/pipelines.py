@@ -73,6 +73,7 @@ FA2_FORWARD = {
 }
 FA2_BACKWARD = {
     **SM90A_BACKWARD,
+    "attn to tile": "attn-to-tile{add-buffers=1}",
     "tile": "tile-pipeline{stages=1}",
     "tile to warp": "warp-specialize{roles=one},cse",
 }

@@ -90,6 +90,7 @@ class _Kernel:
 
     group_rows = 64  # of a register tile, in a warpgroup
     computes = staticmethod(is_compute)
+    hands_over = True  # what is added from shared memory to a role for that
 
     def __init__(self, kernel, target):
         self.kernel, self.target = kernel, target
@@ -101,7 +102,8 @@ class _Kernel:
         self.scalars = {}  # tile-level scalar -> warp-level scalar at the top of the kernel
         self.maps = {}
         self.buffers = {}  # smem tile -> warp.buffer
-        self.handed_over = {op.x: op for op in self.all_ops if isinstance(op, tile.GlobalAddOp) and is_reduce(op)}
+        added = [op for op in self.all_ops if isinstance(op, tile.GlobalAddOp) and is_reduce(op)] if self.hands_over else []
+        self.handed_over = {op.x: op for op in added}
         self._check_handed_over()
 
     def _check_handed_over(self) -> None:
@@ -227,7 +229,9 @@ class _Kernel:
                 self._check_stored(op, op.tile)
                 self._tensor_map(op, op.target, op.tile.type, self.group_rows)
             elif isinstance(op, tile.GlobalAddOp) and is_reduce(op):
-                self._tensor_map(op, op.target, op.x.type, op.x.type.shape[0])
+                if op.x not in self.handed_over:
+                    self._check_stored(op, op.x)
+                self._tensor_map(op, op.target, op.x.type, op.x.type.shape[0] if op.x in self.handed_over else self.group_rows)
             elif _is_staged(op):
                 self._tensor_map(op, op.target, _part_of(op), self.group_rows // (2 if op.folded.value else 1))
 
@@ -274,7 +278,9 @@ class _Kernel:
 
 
 class _OneRole(_Kernel):
-    """One role of all warpgroups loads, multiplies and computes."""
+    """One role of all warpgroups loads, multiplies, computes and adds."""
+
+    hands_over = False
 
     def _threads(self) -> int:
         return 128 * self.warpgroups
@@ -525,6 +531,8 @@ class _Role:
         return arith.RemUIOp(env["iteration", loop.regions[0].blocks[0].arguments[0]], _index(copies)).result
 
     def mma(self, op, env) -> None:
+        if self.kernel.target.mma.accumulator != "reg":
+            raise op_diagnostic(op, "sums in registers", why="MMAs of this target sum in tensor memory", fix="run tile-accumulate-in-tmem")
         if op.acc is not None:
             self.copy(op.out, op.acc, op.location)
         self._check_split(op)
@@ -678,6 +686,9 @@ class _Role:
 
     def global_add(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
+        if space_of(op.x.type) == "smem" and op.x not in self.kernel.handed_over:
+            self._tma_store(op, op.x, coords, add=True)
+            return
         if space_of(op.x.type) == "smem":
             warp.TmaAddOp(map=self.kernel.maps[op], buffer=self.kernel.buffers[op.x], state=None, coords=coords, loc=op.location)
             return
@@ -707,10 +718,13 @@ class _Role:
     def store(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
         if space_of(op.tile.type) == "smem":
-            map_, buffer, row = self.kernel.maps[op], self.kernel.buffers[op.tile], _i64(list(op.dims)[0])
-            warp.TmaStoreOp(map=map_, buffer=buffer, coords=coords, row=row, loc=op.location)
+            self._tma_store(op, op.tile, coords)
         else:
             warp.StoreRowsOp(source=self.fragment(op.tile), target=self.kernel.scalars[op.target], coords=coords, loc=op.location)
+
+    def _tma_store(self, op, value, coords: list, add: bool = False) -> None:
+        map_, buffer, row = self.kernel.maps[op], self.kernel.buffers[value], _i64(list(op.dims)[0])
+        warp.TmaStoreOp(map=map_, buffer=buffer, coords=coords, row=row, add=ir.BoolAttr.get(True) if add else None, loc=op.location)
 
 
 _RULES = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fa4c.ir.diagnostics import Diagnostic
 from fa4c.runtime import check, execute
 from fa4c.runtime.errors import BackendError
 from fa4c.runtime.inputs import make_inputs
@@ -118,3 +119,9 @@ def test_every_example_reaches_the_warp_level(example, direction):
     """All passes, `warp-check` last, both ways."""
     text = compiled.level(example, "warp", target=TARGET, direction=direction)
     assert "warp.tcgen05_mma" in text and "warp.wgmma" not in text
+
+
+def test_sums_in_registers_are_refused():
+    """Where the pass that moves them to tensor memory was left out."""
+    with pytest.raises(Diagnostic, match="sums in registers"):
+        compiled.level("causal.mlir", "warp", target=TARGET, disabled=("tile-accumulate-in-tmem",))
