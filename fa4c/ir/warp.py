@@ -475,8 +475,8 @@ class StoreSharedOp(Operation, name="store_shared"):
                 return op_error(self, "exchanges with a peer", why="its kernel has no pairs, or it takes a part", fix="set cluster = 2")
             rows, columns = rows // 2, 2 * columns
         first = self.first.value if self.first is not None else 0
-        part = self.first is not None and first >= 0 and first + columns <= source.shape[1]
-        if rows != source.shape[0] or buffer.element_type != source.element_type or not (columns == source.shape[1] or part):
+        whole = columns == source.shape[1] if self.first is None else 0 <= first <= source.shape[1] - columns
+        if rows != source.shape[0] or buffer.element_type != source.element_type or not whole:
             return op_error(self, f"copies {source} into {buffer}", why="rows, columns and dtype stay; `first` takes a part")
         return bits_of(source.element_type) in (16, 32) or op_error(
             self, f"stores {source.element_type}", why="two neighbours are 4 or 8 bytes"

@@ -15,10 +15,12 @@ LO, HI, FULL_LO, FULL_HI = range(4)  # what the bounds of a band mask yield
 
 
 class Frame:
-    """Emits at the current insertion point and location. `tensors`: name of an argument or result -> its tensor in global memory."""
+    """Emits at the current insertion point and location. `tensors`: name of an argument or result -> its tensor in global memory. So many
+    neighbouring row blocks as `alike` visit the same columns: all that any of them needs.
+    """
 
-    def __init__(self, plan: Plan, shape: Shape, tensors: dict):
-        self.plan, self.shape, self.tensors = plan, shape, tensors
+    def __init__(self, plan: Plan, shape: Shape, tensors: dict, alike: int = 1):
+        self.plan, self.shape, self.tensors, self.alike = plan, shape, tensors, alike
         self.facts = {t.name: t for t in (*plan.facts.args, *plan.facts.results)}
         self.scalars: dict = {}  # scalar values of the function, outside all regions
         self._constants: dict[int, object] = {}
@@ -146,16 +148,30 @@ class Frame:
 
     def bounds(self, operation) -> list:
         """(lo, hi, full_lo, full_hi) of a band mask for all rows of this CTA: no row sees a column outside [lo, hi), all rows see those of
-        [full_lo, full_hi). The four are non-decreasing in the row, so the first and the last row decide; rows past the end do not count."""
+        [full_lo, full_hi). The four are non-decreasing in the row, so the first and the last row decide; rows past the end do not count.
+        lo and hi are for the rows of all CTAs that are `alike`."""
         rows, columns = self.plan.space
         region = operation.regions[1].blocks[0]
-        end = arith.minsi(arith.addi(self.row0, self.index(self.shape.block_m)), self.size(rows))
-        last = self.position(rows, arith.subi(end, self.index(1)))
-        lo, full_hi = self.inline(region, [self.b, self.h, self.position0], wanted=(LO, FULL_HI))
-        hi, full_lo = self.inline(region, [self.b, self.h, last], wanted=(HI, FULL_LO))
+        last = self._last_position(self.row0, self.shape.block_m)
+        if self.alike == 1:
+            lo, full_hi = self.inline(region, [self.b, self.h, self.position0], wanted=(LO, FULL_HI))
+            hi, full_lo = self.inline(region, [self.b, self.h, last], wanted=(HI, FULL_LO))
+        else:
+            height = self.alike * self.shape.block_m
+            row0 = arith.muli(arith.floordivsi(self._place.x, self.index(self.alike)), self.index(height))
+            (full_hi,) = self.inline(region, [self.b, self.h, self.position0], wanted=(FULL_HI,))
+            (full_lo,) = self.inline(region, [self.b, self.h, last], wanted=(FULL_LO,))
+            (lo,) = self.inline(region, [self.b, self.h, self.position(rows, row0)], wanted=(LO,))
+            (hi,) = self.inline(region, [self.b, self.h, self._last_position(row0, height)], wanted=(HI,))
         lo, hi, full_lo, full_hi = (self.number(columns, bound) for bound in (lo, hi, full_lo, full_hi))
         size = self.size(columns)
         return [self._at_least_zero(lo), arith.minsi(hi, size), self._at_least_zero(full_lo), arith.minsi(full_hi, size)]
+
+    def _last_position(self, row0, height: int):
+        """Of the last row that there is, of `height` from row0 on."""
+        rows = self.plan.space[0]
+        end = arith.minsi(arith.addi(row0, self.index(height)), self.size(rows))
+        return self.position(rows, arith.subi(end, self.index(1)))
 
     def _at_least_zero(self, value):
         zero = self.index(0)

@@ -46,9 +46,9 @@ class Kernel:
     """Emits into the current insertion point; `padded` rounds a head dim up to what the tensor cores take; `workspaces` are names;
     `added`: copies in shared memory of what is added to memory."""
 
-    def __init__(self, plan: Plan, shape: Shape, padded, tensors: dict, workspaces=frozenset(), added: int = 1):
+    def __init__(self, plan: Plan, shape: Shape, padded, tensors: dict, workspaces=frozenset(), added: int = 1, alike: int = 1):
         self.plan, self.shape, self.padded, self.workspaces, self.added = plan, shape, padded, workspaces, added
-        self.frame = Frame(plan, shape, tensors)
+        self.frame = Frame(plan, shape, tensors, alike)
         self.values: dict = {}  # attn value -> tile, or Unnormalised
         self.statistics: dict[int, Statistics] = {}
         self.accumulators: dict[int, object] = {}

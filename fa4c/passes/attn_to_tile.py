@@ -9,7 +9,8 @@ Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks
 Columns past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`. Where the best one depends
 on the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`. Several
 functions become kernels that one host launches in order; results with `attn.workspace` are memory between them. `add-buffers`: copies in
-shared memory of a part of a sum over several CTAs, on its way to memory (0: two if they fit).
+shared memory of a part of a sum over several CTAs, on its way to memory (0: two if they fit). With `alike` so many neighbouring row blocks
+make the same trips, over all columns that any of them sees, as CTAs must that form products together.
 
 Before:  %s = "attn.gemm"(%q, %k) {transpose_b = true} ...   %p, %lse = "attn.softmax"(%s) ...   %o = "attn.gemm"(%pc, %v) ...
 After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile.kernel" with
@@ -41,10 +42,13 @@ _ALIGNED_ELEMENTS = 4  # rows of f32 workspaces start at multiples of 16 bytes, 
 
 @register_pass("attn-to-tile")
 def attn_to_tile(
-    module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffers: int = 0, add_buffers: int = 0, configurations: str = MEASURED
+    module: ir.Module, *, block_m: int = 0, block_n: int = 0, buffers: int = 0, add_buffers: int = 0, configurations: str = MEASURED,
+    alike: int = 1,
 ) -> None:
     if add_buffers < 0:
         raise Diagnostic(f"add_buffers={add_buffers} is no count", fix="give a positive number, or 0 for as many as fit, up to two")
+    if alike < 1:
+        raise Diagnostic(f"alike={alike} is no number of CTAs", why="so many neighbours make the same trips", fix="give 1 or more")
     functions = attn_functions(module)
     if not functions:
         raise Diagnostic("there are 0 attn functions to lower", where=module.operation.location, fix="start from an attn file")
@@ -66,7 +70,7 @@ def attn_to_tile(
             for configuration in chosen:
                 name = host.kernel_name(plan, configuration, chosen)
                 copies = add_buffers or copies_of_added(demand_of(plan, step), target, configuration.shape)
-                _emit_kernel(plan, name, configuration, lambda size: _padded(size, step), host, copies)
+                _emit_kernel(plan, name, configuration, lambda size: _padded(size, step), host, copies, alike)
         plan.function.operation.erase()
 
 
@@ -269,13 +273,13 @@ class _Host:
         return ir.DictAttr.get(entry)
 
 
-def _emit_kernel(plan: Plan, name: str, configuration, padded, host: _Host, added: int) -> None:
+def _emit_kernel(plan: Plan, name: str, configuration, padded, host: _Host, added: int, alike: int) -> None:
     kernel = KernelOp(sym_name=ir.StringAttr.get(name))
     names = host.of(plan)
     block = kernel.body.blocks.append(*[host.tensors[name][3] for name in names], arg_locs=[kernel.location] * len(names))
     tensors = dict(zip(names, block.arguments, strict=True))
     with ir.InsertionPoint(block):
-        Kernel(plan, configuration.shape, padded, tensors, frozenset(host.workspaces), added=added).emit()
+        Kernel(plan, configuration.shape, padded, tensors, frozenset(host.workspaces), added, alike).emit()
     erase_unused(block)
     hint_loads(kernel, *configuration.l2)
 

@@ -4,8 +4,9 @@ from ..ir import tile
 from ..ir.mlir import arith, ir
 
 
-def depending_on(kernel, x) -> set:
-    """Values computed from x, in text order; whatever a loop carries or a region yields counts where anything inside does."""
+def depending_on(kernel, x, ctas: int) -> set:
+    """Values that differ between the CTAs of a cluster: those computed from x, but for x // ctas, in text order; whatever a loop carries or
+    a region yields counts where anything inside does."""
     found = {x}
 
     def visit(block) -> None:
@@ -16,11 +17,19 @@ def depending_on(kernel, x) -> set:
                     if operation.name == "scf.for" and any(o in found for o in list(operation.operands)[:3]):
                         found.add(inner.arguments[0])
                     visit(inner)
-            if any(o in found for o in operation.operands):
+            if any(o in found for o in operation.operands) and not _is_common(operation, x, ctas):
                 found.update(operation.results)
 
     visit(kernel.body.blocks[0])
     return found
+
+
+def _is_common(operation, x, ctas: int) -> bool:
+    """Whether it computes x // n for a multiple n of `ctas`."""
+    if operation.name != "arith.floordivsi" or operation.operands[0] != x:
+        return False
+    divisor = constant_of(operation.operands[1])
+    return divisor is not None and divisor % ctas == 0
 
 
 def run_together(kernel, launch, ctas: int) -> None:

@@ -60,7 +60,7 @@ class _Product:
         load = None if isinstance(op.b.owner, ir.Block) else op.b.owner.opview
         if not isinstance(load, tile.LoadOp) or load.shared.value:
             raise op_diagnostic(op, "multiplies by a tile that this CTA does not load", why="each CTA loads the part of both")
-        moving = depending_on(self.kernel, self.place.x)
+        moving = depending_on(self.kernel, self.place.x, 2)
         along = list(load.dims)[1 if op.transpose_b.value else 0]
         depth = load.out.type.shape[1 if op.transpose_b.value else 0]
         if distance(load.coords[along], self.place.x) != depth or any(

@@ -45,7 +45,9 @@ def tile_lpt_grid(module: ir.Module) -> None:
                 fix="name a tile.kernel of this module",
             )
         place = next((op for op in operations_in(kernel) if isinstance(op, ProgramIdOp)), None)
-        loop, trend = _loop_to_order(kernel, place) if place is not None else (None, None)
+        if place is None or kernel.cluster.value > 1:
+            continue  # CTAs of a cluster are neighbours along x; heads would come between them
+        loop, trend = _loop_to_order(kernel, place)
         if loop is not None:
             _rewrite_kernel(kernel, place, trend)
             _rewrite_launch(launch, kernel, loop)

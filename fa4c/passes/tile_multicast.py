@@ -48,7 +48,7 @@ def _common_loads(kernel, ctas: int) -> list:
     place = next((op for op in kernel.body.blocks[0].operations if isinstance(op, tile.ProgramIdOp)), None)
     if place is None or any(isinstance(op, tile.WalkOp) for op in operations_in(kernel)):
         return []
-    moving = depending_on(kernel, place.x)
+    moving = depending_on(kernel, place.x, ctas)
     found = []
     for loop in [op for op in kernel.body.blocks[0].operations if op.operation.name == "scf.for"]:
         if not any(bound in moving for bound in list(loop.operation.operands)[:3]):

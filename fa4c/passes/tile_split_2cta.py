@@ -70,7 +70,7 @@ class _Kernel:
         self.kernel, self.target, self.exchange = kernel, target, exchange
         self.operations = operations_in(kernel)
         self.place = next((op for op in kernel.body.blocks[0].operations if isinstance(op, tile.ProgramIdOp)), None)
-        self.moving = depending_on(kernel, self.place.x) if self.place is not None else set()
+        self.moving = depending_on(kernel, self.place.x, 2) if self.place is not None else set()
         self.left = []  # products for the exchange
         self.split_products = []
 
@@ -95,7 +95,7 @@ class _Kernel:
         load = None if isinstance(op.b.owner, ir.Block) else op.b.owner.opview
         if any(bound in self.moving for loop in _loops_around(op) for bound in list(loop.operands)[:3]):
             return op_diagnostic(op, "stands in a loop whose trips differ between neighbouring CTAs", why="the two of a pair form every "
-                                 "product together", fix="leave out tile-split-2cta, or give the loop bounds that do not depend on x")
+                                 "product together", fix="run attn-to-tile{alike=2}, or leave out tile-split-2cta")
         if not isinstance(load, tile.LoadOp) or load.shared.value:
             return op_diagnostic(op, "multiplies by a tile that is not loaded by each CTA", why="each CTA of a pair loads half of it")
         if self._sums_over_split_axis(op, load):

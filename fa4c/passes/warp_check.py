@@ -222,7 +222,8 @@ class _Static:
             )
 
     def _quads(self, role, op) -> None:
-        if isinstance(op, _LANES_ONLY):
+        parts = isinstance(op, warp.StoreSharedOp) and (op.first is not None or op.exchange.value)
+        if parts or isinstance(op, _LANES_ONLY):
             self._wrong_layout(role, op)
         tiles = [v.type for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) == "reg"]
         groups = role.active.value // 4

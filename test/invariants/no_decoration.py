@@ -350,6 +350,10 @@ def _not_the_default(name: str, spec) -> str:
         "group": "0 : i64",
         "cluster": "2 : i64",
         "ctas": "2 : i64",
+        "staged": "32 : i64",
+        "first": "8 : i64",
+        "slot": "1 : i64",
+        "fold": "64 : i64",
     }[name]
 
 

@@ -3,6 +3,7 @@
 // RUN: %fa4c compile %examples/full.mlir --target sm_100a --emit tile --no-loc --set tile-split-2cta.ctas=2 | filecheck %s --check-prefix CHAIN
 // RUN: %fa4c compile %examples/full.mlir --target sm_100a --emit warp --no-loc --set tile-split-2cta.ctas=2 | filecheck %s --check-prefix WARP
 // RUN: not %fa4c compile %examples/causal.mlir --target sm_100a --emit tile --set tile-split-2cta.ctas=2 2>&1 | filecheck %s --check-prefix CAUSAL
+// RUN: %fa4c compile %examples/causal.mlir --target sm_100a --emit tile --no-loc --set attn-to-tile.alike=2 --set tile-split-2cta.ctas=2 | filecheck %s --check-prefix ALIKE
 // RUN: not %fa4c compile %examples/full.mlir --target sm_100a --head-dim 256 --emit tile --set tile-split-2cta.ctas=2 2>&1 | filecheck %s --check-prefix COLUMNS
 // RUN: not %fa4c opt %examples/tile/gemm.mlir --pass-pipeline "tile-split-2cta{ctas=2}" 2>&1 | filecheck %s --check-prefix HOPPER
 // RUN: not %fa4c opt %S/inputs/sum_over_rows.mlir --pass-pipeline "tile-split-2cta{ctas=2}" 2>&1 | filecheck %s --check-prefix SUM
@@ -41,6 +42,15 @@
 
 // CAUSAL:      error: 'tile.mma' stands in a loop whose trips differ between neighbouring CTAs
 // CAUSAL-NEXT: note: why: the two of a pair form every product together
+// CAUSAL-NEXT: note: fix: run attn-to-tile{alike=2}, or leave out tile-split-2cta
+
+// x // 2 is the same in both: the blocks of the pair's rows. Which of them need a mask is each CTA's own matter.
+// ALIKE:      %[[PLACE:.*]]:3 = "tile.program_id"()
+// ALIKE:      arith.muli %[[PLACE]]#0, %c256
+// ALIKE:      %[[PAIR:.*]] = arith.floordivsi %[[PLACE]]#0, %c2
+// ALIKE-NEXT: arith.muli %[[PAIR]], %c512
+// ALIKE:      scf.for
+// ALIKE:      "tile.mma"{{.*}} {ctas = 2 : i64,
 
 // COLUMNS:      error: 'tile.mma' has 80 columns
 // COLUMNS-NEXT: note: why: each CTA of a pair holds half of them, whole steps of 16
