@@ -99,7 +99,7 @@ def test_refuses_a_second_reader():
     text = text_of(TO_TILES, "tile")
     old = re.search(r'"tile.global_add"\((%\w+), .*\n', text)
     tile = old.group(1)
-    kind = re.search(r"\((tensor<64x64xf32, #tile.smem>)", old.group(0)).group(1)
+    kind = re.search(r"\((tensor<\d+x64xf32, #tile.smem>)", old.group(0)).group(1)
     more = f'%again = "tile.from_shared"({tile}) : ({kind}) -> {kind.replace("smem", "reg")}\n'
     message = said(text.replace(old.group(0), old.group(0) + more), "warp-specialize")
     assert "reads a tile that a warp of its own adds to global memory" in message
