@@ -14,11 +14,20 @@ from .base import optional
 from .diagnostics import op_error
 from .mlir import ext, ir
 from .tile import check_yield, column_of, space_of, tile_type
-from .warp import BufferOp, Operation, PipelineOp, RoleOp, StateOp, Warp, bits_of, cluster_around
-from .warp import _is_buffer as is_buffer
-from .warp import _is_fragment as is_fragment
-from .warp import _is_reader as is_reader
-from .warp import _made_by as made_by
+from .warp_base import (
+    BufferOp,
+    Operation,
+    PipelineOp,
+    RoleOp,
+    StateOp,
+    Warp,
+    bits_of,
+    cluster_around,
+    is_buffer,
+    is_fragment,
+    is_reader,
+    made_by,
+)
 
 LANES = 128
 
