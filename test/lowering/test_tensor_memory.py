@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fa4c.ir.diagnostics import Diagnostic
-from fa4c.runtime import check, execute
+from fa4c.ir.mlir import ir
+from fa4c.runtime import check, emulated, execute
 from fa4c.runtime.errors import BackendError
 from fa4c.runtime.inputs import make_inputs
 
@@ -66,6 +67,11 @@ CASES = [
     ("softcap.mlir", (80, 80), dict(b=1, hq=1, hkv=1, m=77, n=150)),
     ("gqa.mlir", (128, 128), dict(b=2, hq=4, hkv=2, m=1, n=1)),
     ("alibi.mlir", (128, 128), dict(b=1, hq=2, hkv=2, m=129, n=257)),
+    # each mask and score function at another width too; all of them at all widths: bench/emulator_forward.py
+    ("softcap.mlir", (192, 128), dict(b=1, hq=1, hkv=1, m=37, n=23)),
+    ("alibi.mlir", (64, 64), dict(b=1, hq=1, hkv=1, m=131, n=150)),
+    ("window.mlir", (256, 256), dict(b=1, hq=1, hkv=1, m=100, n=170)),
+    ("full.mlir", (96, 96), dict(b=1, hq=2, hkv=1, m=30, n=200)),
 ]
 
 
@@ -80,6 +86,28 @@ def test_attention(path, head_dim, sizes):
     out = execute.execute(kernel, inputs, backend="emulator")
     rows = check.check(kernel.manifest["semantics"], inputs, out)
     assert all(row.ok for row in rows), rows
+
+
+# A tile a CTA, tiles in a walk, P beside scores and over them, one row block: loops of several steps, row maxima that grow.
+NAMED = [
+    ("causal.mlir", (128, 128), dict(b=1, hq=1, hkv=1, m=130, n=300)),
+    ("full.mlir", (64, 64), dict(b=1, hq=1, hkv=1, m=130, n=300)),
+    ("causal.mlir", (256, 256), dict(b=1, hq=1, hkv=1, m=60, n=250)),
+]
+
+
+@pytest.mark.parametrize(("path", "head_dim", "sizes"), NAMED, ids=lambda value: str(value).replace(" ", ""))
+def test_random_schedules(path, head_dim, sizes):
+    """20 of them: no hazard, and the same bits."""
+    kernel = artifact(path, head_dim)
+    inputs = make_inputs(kernel.manifest["semantics"], sizes, 0, "cpu")
+    inputs["k"] = inputs["k"] * torch.linspace(1, 8, sizes["n"])[None, :, None, None].to(inputs["k"].dtype)
+    want = emulated.run(kernel, inputs, ("o", "lse"))
+    assert all(row.ok for row in check.check(kernel.manifest["semantics"], inputs, want))
+    for seed in range(20):
+        got, reports = emulated.run_reported(kernel, inputs, ("o", "lse"), schedule="random", schedule_seed=seed)
+        assert all(report.ok for report in reports), seed
+        assert all(torch.equal(got[name], want[name]) for name in want), seed
 
 
 @pytest.mark.parametrize(("path", "head_dim"), [case[:2] for case in CASES[:6]], ids=str)
@@ -100,6 +128,19 @@ def test_two_query_tiles_are_in_flight():
     loop = loop[loop.index("in cutlass.range(") : loop.index("role compute")]
     at = [m.start() for m in re.finditer(r"tmem_at\(tO, Float32\)|tmem_at\(tS, Float32\)|tmem_at\(t[OS] \+ 1 \* 256, Float32\)", loop)][:4]
     assert [loop[i + 8 : i + 10] + ("1" if "256" in loop[i : i + 22] else "0") for i in at] == ["tO0", "tS0", "tO1", "tS1"]
+
+
+def test_a_factor_that_nothing_orders_is_a_race():
+    """The role that corrects sums does not wait for the factor: refused by warp-check; without it, a race in the emulator."""
+    text = compiled.level("causal.mlir", "warp", target=TARGET)
+    wrong = re.sub(r'\n *"warp.wait"[^\n]*\n *"warp.advance"[^\n]*(\n *"warp.fetch")', r"\1", text, count=1)
+    assert wrong != text
+    with pytest.raises((Diagnostic, ir.MLIRError), match="takes a row vector that nobody passed on|touches a row vector"):
+        compiled.compile_text(wrong, "wrong.mlir", pipeline="warp-check", emit="warp")
+    kernel = compiled.load(*compiled.kernel_of_text(wrong, "wrong.mlir", pipeline="cse"))
+    inputs = make_inputs(artifact("causal.mlir", (128, 128)).manifest["semantics"], dict(b=1, hq=1, hkv=1, m=100, n=300), 0, "cpu")
+    with pytest.raises(BackendError, match="race|read before"):
+        execute.execute(kernel, inputs, backend="emulator")
 
 
 def test_a_wrong_column_is_seen_by_the_emulator():
