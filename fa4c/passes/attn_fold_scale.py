@@ -63,7 +63,7 @@ def _peel(operation, scale: float) -> float | None:
     block = operation.regions[0].blocks[0]
     terminator = list(block.operations)[-1].operation
     base, factor = split_factor(terminator.operands[0])
-    if base is None or factor <= 0 or not _representable(scale * factor):
+    if base is None or factor <= 0 or not is_representable(scale * factor):
         return None
     terminator.operands[0] = base
     erase_unused(block)
@@ -92,7 +92,7 @@ def _merge_factors(block) -> None:
         if base is None:
             continue
         inner, inner_factor = split_factor(base)
-        if inner is not None and _representable(factor * inner_factor):
+        if inner is not None and is_representable(factor * inner_factor):
             base, factor = inner, factor * inner_factor
         elif operation.name != "arith.divf":
             continue
@@ -112,15 +112,15 @@ def split_factor(value):
     if owner.name == "arith.divf":
         divisor = _constant(right)
         factor = 1 / divisor if divisor else None
-        return (left, factor) if factor is not None and _representable(factor) else (None, None)
+        return (left, factor) if factor is not None and is_representable(factor) else (None, None)
     for base, other in ((left, right), (right, left)):
         factor = _constant(other)
-        if factor is not None and _representable(factor):
+        if factor is not None and is_representable(factor):
             return base, factor
     return None, None
 
 
-def _representable(factor: float) -> bool:
+def is_representable(factor: float) -> bool:
     """Whether a factor is a normal f32 number: anything else would not survive being merged."""
     return math.isfinite(factor) and _SMALLEST_NORMAL <= abs(factor) <= _LARGEST
 

@@ -4,8 +4,9 @@ A backward multiplies every dS by the softmax's scale, in the loop over blocks, 
 linear, so the factor may as well be that of its result, which has head-dim columns instead of one for each key, and is there once, after
 the loop (a sum that several CTAs contribute to is multiplied when it is cast). That saves one of seven instructions of a score.
 
-A factor sinks where it is a map's last operation, a normal number, and every reader of the map is a GEMM whose result is no score, or a
-cast that only such GEMMs read. Between map and GEMM numbers are then rounded without the factor: another exponent, the same relative error.
+The constants of a map's last product sink where they make a normal number, and every reader of the map is a GEMM whose result is no score,
+or a cast that only such GEMMs read. Between map and GEMM numbers are then rounded without the factor: another exponent, the same relative
+error.
 
 Before:  %ds = "attn.map"(%dp, %delta, %p) ({ ... %y = arith.mulf %x, %scale   "attn.yield"(%y) ... })
          %dsc = "attn.cast"(%ds)     %dk = "attn.gemm"(%dsc, %q) {transpose_a = true}
@@ -20,7 +21,7 @@ from ..ir.attn import MapOp, YieldOp
 from ..ir.attn_signature import attn_functions
 from ..ir.mlir import arith, ir
 from ._tile_map import erase_unused
-from .attn_fold_scale import split_factor
+from .attn_fold_scale import is_representable, split_factor
 from .registry import register_pass
 
 
@@ -36,13 +37,31 @@ def _sink(operation) -> None:
     gemms = _gemms_that_read(operation.results[0])
     block = operation.regions[0].blocks[0]
     terminator = list(block.operations)[-1].operation
-    base, factor = split_factor(terminator.operands[0])
-    if not gemms or base is None:
+    base, factor = _without_constants(terminator.operands[0]) if gemms else (None, 1.0)
+    if factor == 1.0 or not is_representable(factor):
         return
     terminator.operands[0] = base
     erase_unused(block)
     for gemm in gemms:
         _multiply(gemm.results[0], factor)
+
+
+def _without_constants(value) -> tuple:
+    """(x, c) where a product is x times its constants c. All of them: between map and GEMM dS is in 16 bits, and of a soft cap's
+    cap * (1 - t^2) * (scale / cap) the cap alone would carry dS past fp16's 65504."""
+    factor = 1.0
+    while True:
+        base, constant = split_factor(value)
+        if base is None:
+            break
+        value, factor = base, factor * constant
+    owner = value.owner
+    if not isinstance(owner, ir.Block) and owner.name == "arith.mulf":
+        for number, operand in enumerate(list(owner.operands)):
+            if len(list(operand.uses)) == 1:
+                owner.operands[number], inner = _without_constants(operand)
+                factor *= inner
+    return value, factor
 
 
 def _gemms_that_read(value) -> list:

@@ -1,6 +1,17 @@
 // RUN: %fa4c opt %s --no-loc --pass-pipeline "attn-sink-scale" | filecheck %s
 // RUN: %fa4c opt %examples/causal.mlir --no-loc --pass-pipeline "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-outline-kernels" | filecheck %s --check-prefix BACKWARD
 
+// RUN: %fa4c opt %examples/softcap.mlir --no-loc --pass-pipeline "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-outline-kernels" | filecheck %s --check-prefix SOFTCAP
+
+// All constants of a product: cap * (1 - t^2) * (scale / cap) leaves 1 - t^2, as dS times the cap of 30 would overflow fp16.
+// SOFTCAP-LABEL: func.func @softcap_bwd_main
+// SOFTCAP:         %[[DS:.*]] = "attn.map"(%{{.*}}, %dpc, %delta, %p)
+// SOFTCAP-NOT:       3.000000e+01
+// SOFTCAP:           "attn.yield"
+// SOFTCAP:         "attn.cast"(%[[DS]])
+// SOFTCAP-LABEL: func.func @softcap_bwd_postprocess
+// SOFTCAP:           arith.constant 0.088388{{.*}} : f32
+
 // The factor of dS becomes that of dK and, where it is cast, of dQ's sum; none is left at the scores.
 // BACKWARD-LABEL: func.func @causal_bwd_main
 // BACKWARD-COUNT-1: arith.mulf {{.*}} : f32
