@@ -2,7 +2,7 @@
 
     python bench/pass_table.py                 prints the table of docs/passes.md; some minutes of emulation
     python bench/pass_table.py --write         and puts it there
-    python bench/pass_table.py --only sm_90a:fwd
+    python bench/pass_table.py --only sm_90a:fwd --write       other rows stay
     python bench/pass_table.py --text          only what the passes say of themselves
 
 Each kernel is compiled, executed by the emulator (any hazard is an error), compared with float64, and its counts with those of the whole
@@ -41,7 +41,7 @@ PROMISES = {
     "tile-conditional-rescale": {"instructions.fp32": "+"},
     "tile-exp-emulation": {"instructions.ex2": "+"},
     "tile-pipeline": {"interval": "+"},
-    "tile-persistent": {"ctas": "+"},
+    "tile-persistent": {"atomics": "-"},  # tiles from a queue, one number taken for each
     "warp-ping-pong": {"instructions.sync": "-"},
 }
 # passes that are off, or do nothing, by default: target, direction, variant, options that turn them on, what then shrinks or grows
@@ -155,21 +155,27 @@ def _broken(what: str, promise: dict, before: dict, after: dict) -> list[str]:
     return [f"{what}: {name} moves {moves[name]}, not {sign}" for name, sign in promise.items() if moves[name] != sign and before[name]]
 
 
-def table(only: str = "") -> tuple[str, list[str]]:
-    rows, wrong = [], []
+HEADS = ("| target | direction | without | | counts that move, whole pipeline -> without |",
+         "| target | direction | with | | counts that move, default -> with |")
+
+
+def table(only: str = "", before: str = "") -> tuple[str, list[str]]:
+    """The two tables; rows that `only` leaves out are those of the text `before`."""
+    wrong, kept = [], [part.splitlines() for part in before.split(HEADS[1])] if HEADS[1] in before else [[], []]
+    tables: list[list[str]] = [[], []]
     for target, direction in PIPELINES:
-        if only in ("", f"{target}:{direction}"):
-            more, complaints = left_out(target, direction)
-            rows, wrong = rows + more, wrong + complaints
-    lines = ["| target | direction | without | | counts that move, whole pipeline -> without |", "|---|---|---|---|---|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    lines += ["", "| target | direction | with | | counts that move, default -> with |", "|---|---|---|---|---|"]
-    for entry in OPTIONAL:
-        if only in ("", f"{entry[0]}:{entry[1]}"):
+        if only not in ("", f"{target}:{direction}"):
+            for lines, old in zip(tables, kept, strict=True):
+                lines += [line for line in old if line.startswith(f"| {target} | {direction} |")]
+            continue
+        rows, complaints = left_out(target, direction)
+        wrong += complaints
+        tables[0] += ["| " + " | ".join(row) + " |" for row in rows]
+        for entry in (entry for entry in OPTIONAL if entry[:2] == (target, direction)):
             row, complaints = turned_on(*entry)
-            lines.append("| " + " | ".join(row) + " |")
+            tables[1].append("| " + " | ".join(row) + " |")
             wrong += complaints
-    return "\n".join(lines) + "\n", wrong
+    return "\n\n".join("\n".join([head, "|---|---|---|---|---|", *lines]) for head, lines in zip(HEADS, tables, strict=True)) + "\n", wrong
 
 
 # ------------------------------------------------------------------------------------------------------------ the text of passes
@@ -202,11 +208,11 @@ def main() -> int:
     if args.text:
         DOC.write_text(described(DOC.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
-    text, wrong = table(args.only)
+    head, _, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
+    before, _, rest = rest.partition(END)
+    text, wrong = table(args.only, before)
     if args.write:
-        doc = DOC.read_text(encoding="utf-8")
-        head, _, rest = doc.partition(BEGIN)
-        DOC.write_text(head + BEGIN + text + END + rest.partition(END)[2], encoding="utf-8")
+        DOC.write_text(head + BEGIN + text + END + rest, encoding="utf-8")
     else:
         print(text, end="")
     print("\n".join(wrong), file=sys.stderr)
