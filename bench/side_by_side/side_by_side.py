@@ -15,6 +15,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,13 +30,14 @@ sys.path.insert(0, str(ROOT))
 from fa4c.lowering.compile import compile_text  # noqa: E402
 from fa4c.runtime import artifact, emulated  # noqa: E402
 
-# direction, head dims, environment of the peer, (m, n) and (m, n), tiles between the two
+PAIRS = (("tile-split-2cta", "ctas", "2"),)
+# direction, head dims, our options, environment of the peer, (m, n) and (m, n), tiles between the two
 CASES = [
-    ("fwd", (128, 128), {}, (256, 512), (256, 768), 4),
-    ("fwd", (64, 64), {}, (256, 512), (256, 768), 4),
-    ("bwd", (128, 128), {"FA_DISABLE_2CTA": "1"}, (512, 128), (768, 128), 2),
-    ("bwd", (64, 64), {}, (512, 128), (768, 128), 2),
-    ("bwd", (128, 128), {}, (512, 256), (768, 256), 4),
+    ("fwd", (128, 128), (), {}, (256, 512), (256, 768), 4),
+    ("fwd", (64, 64), (), {}, (256, 512), (256, 768), 4),
+    ("bwd", (128, 128), (), {"FA_DISABLE_2CTA": "1"}, (512, 128), (768, 128), 2),
+    ("bwd", (64, 64), (), {}, (512, 128), (768, 128), 2),
+    ("bwd", (128, 128), PAIRS, {}, (512, 256), (768, 256), 4),
 ]
 # name -> the counters that it is the sum of; one side's TMA copy may be the other's bulk copy
 COUNTED = {
@@ -71,12 +73,13 @@ def right(direction: str, q, k, v, do) -> dict[str, np.ndarray]:
     return {name: t.detach().numpy() for name, t in found.items()}
 
 
-def ours(direction: str, head_dim, given: dict, forward) -> tuple[list[dict], dict[str, np.ndarray], artifact.Artifact]:
+def ours(direction: str, head_dim, options, given: dict, forward) -> tuple[list[dict], dict[str, np.ndarray], artifact.Artifact]:
     """(counters of each launch, outputs, the artifact). The backward starts from what `forward`, an artifact, gives."""
     source = ROOT / "examples" / "full.mlir"
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "kernel.fa4c"
-        manifest, members = compile_text(source.read_text(), source.name, target="sm_100a", direction=direction, head_dim=head_dim)
+        text = re.sub(r"0\.08838\d+", f"{head_dim[0] ** -0.5:.9g}", source.read_text())  # the example's scale is that of head dim 128
+        manifest, members = compile_text(text, source.name, target="sm_100a", direction=direction, head_dim=head_dim, overrides=options)
         artifact.write(file, manifest, members)
         kernel = artifact.load(file)
     inputs = {name: given[name] for name in "qkv"}
@@ -113,22 +116,23 @@ def per_tile(small: list[dict], large: list[dict], tiles: int) -> dict[str, floa
 
 
 def compared(case, python: str) -> dict:
-    direction, head_dim, environment, *sizes, tiles = case
+    direction, head_dim, options, environment, *sizes, tiles = case
     rows: dict[str, list] = {"fa4c": [], "flash-attn-4": []}
     errors: dict[str, dict] = {name: {} for name in rows}
     kernels: dict[str, int] = {}
     for m, n in sizes:
         given = made_inputs(head_dim, m, n)
         want = right(direction, **given)
-        forward = ours("fwd", head_dim, given, None)[2] if direction == "bwd" else None
-        mine, my_outputs, _ = ours(direction, head_dim, given, forward)
+        forward = ours("fwd", head_dim, (), given, None)[2] if direction == "bwd" else None
+        mine, my_outputs, _ = ours(direction, head_dim, options, given, forward)
         peers, peer_outputs = theirs(direction, given, python, environment)
         for name, counters, outputs in (("fa4c", mine, my_outputs), ("flash-attn-4", peers, peer_outputs)):
             rows[name].append(counters)
             kernels[name] = sum(bool(c.get("mma_flops")) for c in counters)
             errors[name] = {out: float(f"{np.abs(outputs[out] - want[out]).max():.3g}") for out in want}
     counts = {name: per_tile(*counters, tiles) for name, counters in rows.items()}
-    return {"direction": direction, "head_dim": list(head_dim), "peer": environment, "sizes": [list(s) for s in sizes], "tiles": tiles,
+    return {"direction": direction, "head_dim": list(head_dim), "fa4c": list(options), "peer": environment,
+            "sizes": [list(s) for s in sizes], "tiles": tiles,
             "kernels_that_multiply": kernels, "max_abs_error": errors, "per_tile": counts,
             "fa4c_higher_in": [name for name in COUNTED if counts["fa4c"][name] > counts["flash-attn-4"][name]]}
 
@@ -146,12 +150,12 @@ def main() -> None:
     version = said_by(args.peer_python, "-c", "import importlib.metadata as m; print(m.version('flash-attn-4'))")
     commit = said_by("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
     record = {"what": "counts of the emulator per 128 x 128 tile in the steady state, full mask, one head, bf16; see bench/side_by_side",
-              "date": datetime.date.today().isoformat(), "fa4c": commit, "flash-attn-4": version, "cases": []}
+              "date": datetime.date.today().isoformat(), "flash-attn-4": version, "cases": []}
     for number in args.case or range(len(CASES)):
-        record["cases"].append(compared(CASES[number], args.peer_python))
+        record["cases"].append({"commit": commit, **compared(CASES[number], args.peer_python)})
         print(json.dumps(record["cases"][-1], indent=1), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+        if args.out:
+            args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
