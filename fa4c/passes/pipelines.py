@@ -53,6 +53,11 @@ SM100A_BACKWARD = {
     "warp": "warp-insert-barriers,warp-check",
 }
 
+SM100A_BACKWARD_DETERMINISTIC = {
+    **SM100A_BACKWARD,
+    "tile": "tile-accumulate-in-tmem,tile-deterministic-reduction,tile-pipeline,tile-alias-tmem,tile-lpt-grid,tile-persistent",
+}
+
 PIPELINES = {
     ("sm_90a", "fwd"): SM90A_FORWARD,
     ("sm_90a", "bwd"): SM90A_BACKWARD,
@@ -86,7 +91,7 @@ GENERATIONS = {
 }
 
 # Where sums of several CTAs have a fixed order. A target and direction that is not here has no such sum.
-DETERMINISTIC = {("sm_90a", "bwd"): SM90A_BACKWARD_DETERMINISTIC}
+DETERMINISTIC = {("sm_90a", "bwd"): SM90A_BACKWARD_DETERMINISTIC, ("sm_100a", "bwd"): SM100A_BACKWARD_DETERMINISTIC}
 
 
 def pipeline(target: str, direction: str, *, entry: str = "attn", emit: str = "warp", deterministic: bool = False,
