@@ -101,7 +101,8 @@ def _fits(group, target, further: int) -> bool:
     streamed = [t.shape[-1] for t in summed if stationary not in t.dims]
     if backward_columns(target, widths, streamed) > target.tmem_columns:
         return False
-    if any(-(-width // target.mma.k) * target.mma.k % (_GROUPS * _SPAN) for width in streamed):
+    shared_by_columns = target.mma.accumulator == "reg"
+    if shared_by_columns and any(-(-width // target.mma.k) * target.mma.k % (_GROUPS * _SPAN) for width in streamed):
         return False
     columns = target.mma.m if streamed else target.mma.m // 2
     more = -(-target.mma.m * columns * further // (2 * 32 * target.warps_per_warpgroup))

@@ -1,0 +1,200 @@
+"""The backward of five GEMMs with sums in tensor memory, from the pipeline to its kernels: schedule, columns, numbers, counts, fixed order.
+"""
+
+import functools
+import re
+from unittest import mock
+
+import compiled
+import kernel_checks
+import numpy as np
+import pytest
+import torch
+
+from fa4c import targets
+from fa4c.cli import run_backward
+from fa4c.ir import interpret_tile
+from fa4c.ir.context import new_context, parse_module
+from fa4c.passes import tmem_tiles
+from fa4c.runtime import emulated
+from fa4c.runtime.inputs import make_inputs
+
+TARGET = "sm_100a"
+FULL, CAUSAL, GQA = ("full.mlir", 128), ("causal.mlir", 64), ("gqa.mlir", 96)
+
+
+def tile_text(path: str, d: int) -> str:
+    return compiled.level(path, "tile", target=TARGET, direction="bwd", head_dim=(d, d))
+
+
+@functools.cache
+def built(path: str, d: int, deterministic: bool = False):
+    return compiled.loaded(path, target=TARGET, direction="bwd", head_dim=(d, d), deterministic=deterministic)
+
+
+def given(path: str, d: int, sizes: dict) -> tuple:
+    """(program, inputs of the forward, what the backward takes besides)."""
+    artifact = built(path, d)
+    program = run_backward.of_artifact(artifact, None)
+    inputs = make_inputs(program.semantics, sizes, 0, "cpu")
+    more = run_backward.arriving(program, sizes, 0, {}, "cpu")
+    return program, inputs, more | run_backward.stored(program, inputs, {}, {})
+
+
+# -- schedule and columns ------------------------------------------------------------------------------------------------------------------
+
+
+def loop_of(text: str):
+    """(columns of the tiles in tensor memory by name and dtype, the block loop's MMAs in the order of a step as (name, stage))."""
+    with new_context() as context:
+        module = parse_module(text, "backward.mlir", context)
+        kernels = [op for op in module.body.operations if op.operation.name == "tile.kernel"]
+        kernel = next(op for op in kernels if op.sym_name.value.endswith("main"))
+        found = [(f"{t.name} {t.kind.element_type}", tmem_tiles.column_of(t.kind), t.words) for t in tmem_tiles.find(kernel)]
+        tiles = {name: range(first, first + words) for name, first, words in found}
+        mmas = re.findall(r'%(\w+?)(?:_\d+)? = "tile\.mma"[^\n]*order = (\d+) : i64, stage = (\d+)', text)
+        return tiles, [(name, int(stage)) for name, _, stage in sorted(mmas, key=lambda mma: int(mma[1]))]
+
+
+def test_one_cta_at_128_finds_the_order_and_the_map_of_fa4():
+    """dV, S of the next block, dK, dQ, dP of the next block: from dV to dV the order of the sheet. P over S; dS and dQ over dP."""
+    tiles, order = loop_of(tile_text(*FULL))
+    assert order == [("dv", 1), ("s", 0), ("dk", 1), ("dq", 1), ("dpc", 0)]
+    shared = {frozenset(n for n in tiles if tiles[n].start < own.stop and own.start < tiles[n].stop) for own in tiles.values()}
+    groups = ({"s f32", "pc bf16"}, {"dpc f32", "dk bf16", "dq f32"}, {"dv f32"}, {"dk f32"})
+    assert shared == {frozenset(g) for g in groups}
+    assert max(own.stop for own in tiles.values()) == 512
+
+
+@pytest.mark.parametrize("d", [64, 96, 128])
+def test_shared_memory_and_columns_suffice(d):
+    """All in one CTA: copies of loaded tiles that the schedule does not need are given up where room is short (dO at 128)."""
+    text = compiled.level("full.mlir", "warp", target=TARGET, direction="bwd", head_dim=(d, d))
+    size = int(re.search(r'smem_bytes = (\d+) : i64, sym_name = "full_bwd_main"', text)[1])
+    assert size <= targets.get(TARGET).smem_bytes and text.count('sym_name = "reduce"') == 1
+
+
+def test_what_does_not_fit_is_split():
+    """Head dims (192, 128): dK 192 + dV 128 + two products of 128 are more than 512 columns; with 1024 they fit."""
+    def kernels() -> set:
+        text = compiled.compile_text((compiled.EXAMPLES / "causal.mlir").read_text(), "causal.mlir", target=TARGET, direction="bwd",
+                                     emit="attn", head_dim=(192, 128))
+        return set(re.findall(r"@causal_bwd_(\w+)", text))
+
+    assert {"dq", "dk_dv"} < kernels()
+    with targets.override(TARGET, tmem_columns=1024):
+        assert "main" in kernels()
+
+
+# -- storage: what the tile level says is what happens -------------------------------------------------------------------------------------
+
+ARRAYS = {"m": 400, "n": 128, "d": 64}
+
+
+def interpreted(text: str, mode: str) -> dict:
+    rng = np.random.default_rng(0)
+
+    def normal(rows):
+        return rng.standard_normal((1, rows, 1, ARRAYS["d"]))
+
+    m, n = ARRAYS["m"], ARRAYS["n"]
+    arrays = {"q": normal(m), "k": normal(n), "v": normal(n), "o": normal(m), "do": normal(m), "lse": np.full((1, 1, m), 5.0)}
+    with new_context() as context:
+        return interpret_tile.run(parse_module(text, "backward.mlir", context), arrays, mode=mode)
+
+
+def worst(text: str) -> float:
+    want, got = interpreted(tile_text("full.mlir", 64), "value"), interpreted(text, "storage")
+    return max(float(np.nan_to_num(np.abs(got[name] - want[name]), nan=np.inf).max()) for name in want)
+
+
+def test_the_schedule_is_right_in_storage():
+    assert worst(tile_text("full.mlir", 64)) < 1e-12
+
+
+def edited(pattern: str, replacement: str) -> str:
+    text, count = re.subn(pattern, replacement, tile_text("full.mlir", 64))
+    assert count
+    return text
+
+
+WRONG = {
+    "columns of dV over dP": lambda: edited(r"(128x64xf32, #tile.tmem<)256", r"\g<1>0"),
+    "one copy of Q": lambda: edited(r'(%s_\d+ = "tile.load"[^\n]*buffers = )2', r"\g<1>1"),
+    "S before dV has read P": lambda: edited(r"order = 0 : i64, stage = 1(.*\n(?:.*\n)*?)", r"order = 90 : i64, stage = 1\g<1>"),
+    "dQ of this block": lambda: edited(r"(order = \d+ : i64, stage = )1( : i64, transpose_a)", r"\g<1>0\g<2>"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_column_copy_stage_or_order_is_seen(name):
+    assert worst(WRONG[name]()) > 1e-3
+
+
+# -- kernels -------------------------------------------------------------------------------------------------------------------------------
+
+CASES = [(*FULL, dict(b=1, hq=1, hkv=1, m=256, n=129)), (*CAUSAL, dict(b=1, hq=1, hkv=1, m=200, n=257)),
+         (*GQA, dict(b=1, hq=4, hkv=2, m=129, n=100))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "d", "sizes"), CASES, ids=[case[0] for case in CASES])
+def test_right_and_without_a_hazard(path, d, sizes):
+    program, inputs, more = given(path, d, sizes)
+    out, reports = emulated.run_reported(built(path, d), {**inputs, **more}, ["dq", "dk", "dv"], hazards=True, schedule="random")
+    assert [report.hazards for report in reports] == [[]] * 3
+    rows = run_backward.check(program, inputs, more, out)
+    assert len(rows) == 6 and all(row.ok for row in rows), rows
+
+
+@pytest.mark.parametrize(("path", "d"), [FULL, CAUSAL, GQA], ids=str)
+def test_nothing_lies_on_the_stack(path, d):
+    assert kernel_checks.local_memory(compiled.ptx(path, target=TARGET, direction="bwd", head_dim=(d, d))) == []
+    members = compiled.kernel(path, target=TARGET, direction="bwd", head_dim=(d, d))[1]
+    assert [kernel_checks.stack_and_local_bytes(data) for name, data in members.items() if name.endswith(".cubin")] == [[]] * 3
+
+
+def test_counts_of_one_tile_are_those_of_the_sheet():
+    """128 keys x 128 queries at head dim 128, by the difference of a block more: clocks at the rates of the target."""
+    totals = []
+    for m in (128, 256):
+        _, inputs, more = given(*FULL, dict(b=1, hq=1, hkv=1, m=m, n=128))
+        totals.append(emulated.run_reported(built(*FULL), {**inputs, **more}, ["dq", "dk", "dv"], hazards=False)[1][1].counters["total"])
+    one = {name: totals[1][name] - totals[0].get(name, 0) for name in totals[1]}
+    target = targets.get(TARGET)
+    tile, width = 128 * 128 * 4, target.smem_bytes_per_clk
+    assert one["mma_clocks"] == 2560
+    assert one["instructions.ex2"] * 32 / target.mufu == 1024
+    assert one["smem_bytes.operands"] / width == 2048
+    assert one["smem_bytes.store"] == tile // 2 + tile  # dS, 256 clocks; dQ on its way out, of whose 1024 this is half
+    assert one["global_bytes.tma_store"] == tile and one["smem_bytes.tma"] - tile == one["global_bytes.tma_load"]
+
+
+def added(deterministic: bool, seed: int) -> np.ndarray:
+    """dQ before it is rounded, as bits: four CTAs add to each block."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(rows):
+        return torch.randn(1, rows, 1, 64, generator=generator).to(torch.bfloat16)
+
+    inputs = {"q": normal(40), "k": normal(450), "v": normal(450), "o": normal(40), "do": normal(40),
+              "lse": torch.randn(1, 1, 40, generator=generator) + 4}
+    seen, parameters = {}, emulated._parameters
+
+    def keep(step, buffers):
+        seen.update(buffers)
+        return parameters(step, buffers)
+
+    kernels = built(*CAUSAL, deterministic)
+    with mock.patch.object(emulated, "_parameters", keep):
+        emulated.run_reported(kernels, inputs, ["dq", "dk", "dv"], hazards=False, schedule="random", schedule_seed=seed)
+    return np.array(seen["dq_sum"].array).view(np.uint32)
+
+
+def test_the_same_bits_under_twenty_schedules():
+    runs = [added(True, seed) for seed in range(20)]
+    assert all((run == runs[0]).all() for run in runs)
+    others = [added(False, seed) for seed in range(6)]
+    assert any((run != others[0]).any() for run in others)
+    assert np.abs(runs[0].view(np.float32) - others[0].view(np.float32)).max() < 1e-4
+
+
