@@ -324,7 +324,7 @@ class _Storage:
         for value, i in self.body.index.items():
             if space_of(value.type) != "reg" or value.type.rank != 2:
                 continue
-            size = warp.registers_held(value.type, groups)
+            size = self._registers(value.type, groups)
             readers = [(r, 0) for r in self.body.readers[value]]
             for argument, yielded in self.body.carried.items():
                 later = [(r, 1) for r in self.body.readers[argument]] if yielded == value else []
@@ -351,6 +351,12 @@ class _Storage:
         """32-bit columns of tensor memory that a tile takes, up to where the next one may start."""
         step = self.target.tmem_step
         return -(-value.type.shape[1] * value.type.element_type.width // (32 * step)) * step
+
+    def _registers(self, kind, groups: int) -> int:
+        """Of a thread, for a tile; beside tensor memory it holds a whole row."""
+        if self.target.mma.accumulator == "reg":
+            return warp.registers_held(kind, groups)
+        return -(-kind.shape[1] * max(16, warp.bits_of(kind.element_type)) // 32)
 
     # -- edges
 

@@ -8,10 +8,11 @@ operation frees its operands as it fills its result. Row vectors, addresses and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir import tile
+from ..ir.tile import space_of
 
 # beside the tiles: as attn-to-tile counts; 208 of tiles and no more fit a backward at head dim 128 in 240 registers (ptxas serialises
 # its MMAs at 224)
@@ -20,6 +21,17 @@ OTHER_REGISTERS = 32
 # with two such tiles: at head dim 96 schedules that need 200 and 184 registers for tiles compile without loss, and are 26 and 12 % slower
 # than one without overlap, which needs 176; at 64 one of 176 is 2 to 6 % slower than one of 144.
 REGISTERS_A_WRITE = 28
+
+
+MAP_COLUMNS = 32  # that a map takes of tensor memory, or of column values in shared memory, at a time
+
+
+def registers_passing(op) -> int:
+    """Registers that a map holds for a few columns of what it reads and writes elsewhere, a row a thread."""
+    if not isinstance(op, tile.MapOp) or op.cond is not None:
+        return 0
+    passing = [v.type for v in [*op.inputs, op.out] if space_of(v.type) in ("tmem", "smem")]
+    return sum(MAP_COLUMNS * kind.element_type.width // 32 for kind in passing)
 
 
 @dataclass(frozen=True)
@@ -33,8 +45,10 @@ class Version:
     copied: bool = False  # made at the end of the writer's step
 
 
-def most_alive(ops: Sequence, edges: Sequence, versions: Sequence[Version], stages: Sequence[int], order: Sequence[int]) -> int:
-    """Registers of tiles, where it is most. `order`: the operations as a step issues them."""
+def most_alive(ops: Sequence, edges: Sequence, versions: Sequence[Version], stages: Sequence[int], order: Sequence[int],
+               passing: Mapping[int, int] | None = None) -> int:
+    """Registers of tiles, where it is most. `order`: the operations as a step issues them; `passing`: what an operation holds by itself."""
+    passing = passing or {}
     at = {i: n for n, i in enumerate(order)}
     complete = _completions(ops, edges, stages, at)
     count = len(order)
@@ -45,7 +59,8 @@ def most_alive(ops: Sequence, edges: Sequence, versions: Sequence[Version], stag
         ends.append(stages[v.writer] * count + complete.get(v.writer, at[v.writer]))
         registers, positions = alive.setdefault(v.place, (v.registers, set()))
         positions.update(t % count for t in range(start, min(max(ends), start + count)))
-    return max((sum(registers for registers, positions in alive.values() if p in positions) for p in range(count)), default=0)
+    held = [sum(registers for registers, positions in alive.values() if p in positions) for p in range(count)]
+    return max((registers + passing.get(order[p], 0) for p, registers in enumerate(held)), default=0)
 
 
 def _completions(ops, edges, stages, at) -> dict[int, int]:

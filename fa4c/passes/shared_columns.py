@@ -26,9 +26,14 @@ _SCHEDULES, _FEW_DECISIONS, _DECISIONS = 12, 100, 400  # graphs that are schedul
 _NEVER = float("inf")
 
 
-def schedule(graph_of: LoopGraph, promise: Callable[[Graph], int | None], solve: Callable[[Graph, int], Schedule]) -> Schedule:
+def schedule(
+    graph_of: LoopGraph,
+    promise: Callable[[Graph], int | None],
+    solve: Callable[[Graph, int], Schedule],
+    excess: Callable[[list, list], int] = lambda stages, order: 0,
+) -> Schedule:
     """`promise` gives an `ii` that a graph has a schedule of, or None; `solve` the best schedule within so many decisions, or raises
-    `Unschedulable`.
+    `Unschedulable`; `excess`, of stages and order, how many registers it lacks: as few as possible, then as few clocks.
 
     Where no turns fit, the schedule is that of the graph without: what lacks room is named where columns are given out.
     """
@@ -39,8 +44,9 @@ def schedule(graph_of: LoopGraph, promise: Callable[[Graph], int | None], solve:
     found = []
     for _, n, with_turns in sorted(promising, key=lambda entry: entry[:2])[:_SCHEDULES]:
         with contextlib.suppress(Unschedulable):
-            found.append((solve(with_turns, _FEW_DECISIONS).ii, n, with_turns))
-    return solve(min(found, key=lambda entry: entry[:2])[2] if found else graph, _DECISIONS)
+            best = solve(with_turns, _FEW_DECISIONS)
+            found.append((excess(best.stages, best.order), best.ii, n, with_turns))
+    return solve(min(found, key=lambda entry: entry[:3])[3] if found else graph, _DECISIONS)
 
 
 def _weakest(graph_of: LoopGraph) -> list[_Turns]:

@@ -43,8 +43,9 @@ from . import loop_graph, modulo, shared_columns, shared_room
 from ._attn_to_tile_shape import register_budget
 from .loop_graph import LoopGraph
 from .op_costs import warpgroups
-from .register_pressure import OTHER_REGISTERS, REGISTERS_A_WRITE, most_alive
+from .register_pressure import OTHER_REGISTERS, REGISTERS_A_WRITE, most_alive, registers_passing
 from .registry import register_pass
+from .streams import COMPUTE, stream_of
 
 
 @register_pass("tile-pipeline")
@@ -105,6 +106,7 @@ def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
             graph_of,
             lambda g: modulo.promise(g, movable, **asked),
             lambda g, limit: modulo.pipeline(g, movable, excess=excess, limit=limit, **asked),
+            excess,
         )
     except modulo.Unschedulable as error:
         raise _refusal(graph_of, pins, stages, error) from None
@@ -186,12 +188,24 @@ def _put_off(graph_of: LoopGraph, pins: _Pins) -> None:
 def _register_excess(graph_of: LoopGraph, target):
     """(stages, order) -> how many registers of a thread the loop's tiles need beyond those of a compute warpgroup."""
     if target.mma.accumulator != "reg":
-        return lambda stages, order: 0
+        return _row_excess(graph_of, target)
     writes = sum(isinstance(op, tile.ToSharedOp) for op in graph_of.ops)
     budget = register_budget(target, warpgroups(graph_of.ops[0], target)) - OTHER_REGISTERS - REGISTERS_A_WRITE * writes
 
     def excess(stages, order) -> int:
         return max(0, most_alive(graph_of.ops, graph_of.graph.edges, graph_of.versions, stages, order) - budget)
+
+    return excess
+
+
+def _row_excess(graph_of: LoopGraph, target):
+    """The same where a thread holds whole rows: what a map takes of tensor memory, or of column values, is held beside them."""
+    computed = [v for v in graph_of.versions if stream_of(graph_of.ops[v.writer]) == COMPUTE]
+    passing = {i: registers_passing(op) for i, op in enumerate(graph_of.ops)}
+    budget = register_budget(target, 1) - OTHER_REGISTERS
+
+    def excess(stages, order) -> int:
+        return max(0, most_alive(graph_of.ops, graph_of.graph.edges, computed, stages, order, passing) - budget)
 
     return excess
 

@@ -14,13 +14,13 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
+from .register_pressure import MAP_COLUMNS
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
 from .warp_specialize import _RULES, _clone, _i64, _index, _is_staged, _Kernel, _location_of, _Role, _walk, is_load, is_row
 
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
 _ISSUE_REGISTERS = 48  # of the warpgroup whose warps only issue copies and MMAs
-_CHUNK = 32  # columns that a map takes of tensor memory at a time
 # Beside a role that corrects: 16 columns, what they become and addresses fit 56 registers, issuing takes 22; 2 x (184 + 56) + 32 = 512
 _CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 56, 16, 32
 _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
@@ -189,7 +189,7 @@ class _TmemRole(_Role):
     """One role's part; it signals and awaits where the links say."""
 
     groups = (None,)  # each warpgroup's own
-    chunk = _CHUNK
+    chunk = MAP_COLUMNS
 
     def __init__(self, kernel: TmemKernel, name: str):
         self.name = name
