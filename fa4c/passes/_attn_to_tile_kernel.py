@@ -395,7 +395,8 @@ class Kernel:
                 lambda x, inverse, row, column: _convert(arith.mulf(x, inverse), op.out.type.element_type),
             )
             return
-        self.values[op.out] = _cast(value, op.out.type.element_type)
+        alone = len(list(op.x.uses)) == 1 and op.x not in self.plan.tensors
+        self.values[op.out] = (alone and _cast_within(value, op.out.type.element_type)) or _cast(value, op.out.type.element_type)
 
     def _normalisable(self, position: int, acc):
         value = next(value for sink, value in self.plan.sinks if sink == position)
@@ -557,6 +558,18 @@ def _cast(tile, element):
     if tile.type.element_type == element:
         return tile
     return emit_map([tile], tile_type(tile.type.shape, element, "reg"), lambda x, row, column: _convert(x, element))
+
+
+def _cast_within(tile, element):
+    """The tile, whose map now converts what it computes: without a second tile of wider elements. None where no map computes it."""
+    made = getattr(tile.owner, "opview", None)
+    if not isinstance(made, tile_ops.MapOp) or made.cond is not None or list(tile.uses):
+        return None
+    last = list(made.body.blocks[0].operations)[-1]
+    with ir.InsertionPoint(last), last.location:
+        last.operation.operands[0] = _convert(last.operation.operands[0], element)
+    tile.set_type(tile_type(tile.type.shape, element, "reg"))
+    return tile
 
 
 def _convert(x, element):
