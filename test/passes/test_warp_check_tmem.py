@@ -50,6 +50,24 @@ def test_leaving_out_is_found(example, name, n):
     assert wf.is_located(said), said
 
 
+def backward() -> str:
+    """dS through shared memory from one role to another, dQ added by a third."""
+    return wf.complete("full.mlir", target="sm_100a", direction="bwd", head_dim=(128, 128), disabled=PLAIN)
+
+
+IN_THE_BLOCK_LOOP = {"fence_async": 5, "sync_warp": 3, "arrive": 4, "barrier": 8, "tmem_wait": 3}
+
+
+def test_finds_nothing_in_the_backward():
+    assert wf.verdict(backward()) == ""
+
+
+@pytest.mark.parametrize(("name", "n"), [(name, n) for name, count in IN_THE_BLOCK_LOOP.items() for n in range(count)])
+def test_leaving_out_in_the_backward_is_found(name, n):
+    said = wf.verdict(backward(), lambda ops: ops.all(name, inside="loop")[n].erase())
+    assert wf.is_located(said), said
+
+
 def with_column(text: str, kind: str, column: int) -> str:
     changed = re.sub(rf"({kind}, #tile.tmem<)\d+", rf"\g<1>{column}", text)
     assert changed != text
