@@ -146,16 +146,17 @@ def _live_halves(plan: Plan) -> int:
     last_use = {value: position for position, operation in enumerate(plan.operations) for value in operation.operands}
     scores = [value for value, kind in plan.kinds.items() if isinstance(kind, Score)]
     born = {value: position for position, operation in enumerate(plan.operations) for value in operation.results}
-    most = 0
+    most = widest = 0  # with casts, and of what is in f32
     for position, operation in enumerate(plan.operations):
         both = operation.name == "attn.cast"
         live = [v for v in scores if born[v] <= position < last_use.get(v, -1) or (both and last_use.get(v) == position)]
         live += [v for v in scores if born[v] == position and last_use.get(v, -1) <= position]
-        most = max(most, sum(2 if v.type.element_type.width == 32 else 1 for v in live))
+        wide = [v for v in live if v.type.element_type.width == 32]
+        most, widest = max(most, len(live) + len(wide)), max(widest, 2 * len(wide))
     if any(operation.name == "attn.softmax" for operation in plan.operations):
         return most
     if any(isinstance(kind, Streamed) for kind in plan.kinds.values()):
-        return 2 * _products(plan)
+        return max(widest, 2 * _products(plan))
     return max(most, 2 * _products(plan) + 1)
 
 
