@@ -15,7 +15,7 @@ from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from .warp_insert_barriers import _CONTROL, _Consumer, _i64, _place, _walk, _walk_op
+from .consumer_barriers import CONTROL, Consumer, i64, operations_of, operations_within, place_type
 
 
 class Links:
@@ -35,15 +35,15 @@ class Links:
             leader = sink.leader.value and not source.leader.value  # the warpgroups of both CTAs tell the one that issues
             fills *= 2 if leader else 1
             self.pipes[op.out] = warp.PipelineOp(
-                stages=_i64(1), offset=_i64(at), tx_bytes=_i64(0), arrivals=_i64(0), out=ir.Type.parse("!warp.pipe"), loc=op.location,
-                fills=_i64(fills) if fills > 1 else None, groups=_i64(op.groups.value) if op.groups.value > 1 else None,
+                stages=i64(1), offset=i64(at), tx_bytes=i64(0), arrivals=i64(0), out=ir.Type.parse("!warp.pipe"), loc=op.location,
+                fills=i64(fills) if fills > 1 else None, groups=i64(op.groups.value) if op.groups.value > 1 else None,
                 leader=ir.BoolAttr.get(True) if leader else None,
             ).out  # fmt: skip
             at += 8 * op.groups.value
         return list(self.pipes.values()), at
 
     def _one_role(self, op, kind, does: str):
-        found = [r for r in self.roles if any(isinstance(o, kind) and o.link == op.out for o in _walk(r.body.blocks[0]))]
+        found = [r for r in self.roles if any(isinstance(o, kind) and o.link == op.out for o in operations_within(r.body.blocks[0]))]
         if len(found) != 1:
             raise op_diagnostic(op, f"is a link that {len(found)} roles know as one that {does}", why="one role signals, another awaits",
                                 fix=f"let one role hold its warp.{does.removesuffix('s')}")  # fmt: skip
@@ -66,15 +66,16 @@ class Links:
         states: dict = {}
         block = role.body.blocks[0]
         issues = warp_tmem.issues_mmas(role)
-        read_here = {o: _writes_tmem(o) and any(_reads(r, o.target) for r in _walk(block)) and not _signals_first(o) for o in _walk(block)}
-        behind_stores = {_next_signal(op) for op in _walk(block) if _writes_tmem(op) and not read_here[op]}
-        shared = [op for op in _walk(block) if isinstance(op, warp.StoreSharedOp) and op.buffer in self._operands()]
+        inside = list(operations_within(block))
+        read_here = {o: _writes_tmem(o) and any(_reads(r, o.target) for r in inside) and not _signals_first(o) for o in inside}
+        behind_stores = {_next_signal(op) for op in inside if _writes_tmem(op) and not read_here[op]}
+        shared = [op for op in inside if isinstance(op, warp.StoreSharedOp) and op.buffer in self._operands()]
         behind_writes = {op for op in map(_next_signal, shared) if op is not None}
         for op in shared:
             with ir.InsertionPoint.after(op.operation):
                 warp.FenceAsyncOp(cluster=ir.BoolAttr.get(True) if op.exchange.value else None, loc=op.location)
         passed_rows = False  # whether lanes have passed on, or taken, rows since they met
-        for op in list(_walk(block)):
+        for op in list(operations_within(block)):
             if isinstance(op, warp_tmem.TmemLoadOp):
                 with ir.InsertionPoint.after(op.operation):
                     warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("load"), loc=op.location)
@@ -103,7 +104,7 @@ class Links:
 
     def _operands(self) -> set:
         """Buffers that tcgen05 MMAs read."""
-        mmas = [op for role in self.roles for op in _walk(role.body.blocks[0]) if isinstance(op, warp_tmem.Tcgen05MmaOp)]
+        mmas = [op for role in self.roles for op in operations_within(role.body.blocks[0]) if isinstance(op, warp_tmem.Tcgen05MmaOp)]
         return {value for op in mmas for value in (op.a, op.b)}
 
     def _state(self, states: dict, block, op, waits: bool):
@@ -113,7 +114,7 @@ class Links:
             group = op.group if op.link.owner.opview.groups.value > 1 else None
             with ir.InsertionPoint.at_block_begin(block):
                 states[key] = warp.StateOp(
-                    pipe=self.pipes[op.link], phase=_i64(ahead if waits else 1), group=group, out=_place(), loc=op.location
+                    pipe=self.pipes[op.link], phase=i64(ahead if waits else 1), group=group, out=place_type(), loc=op.location
                 ).out
         return states[key]
 
@@ -122,7 +123,7 @@ class Links:
             op.operation.erase()
 
 
-class Issuer(_Consumer):
+class Issuer(Consumer):
     """Waits and releases of the role that issues MMAs: a slot is given back by a commit behind the last MMA that reads it."""
 
     def _visit_block(self, block, level: int) -> None:
@@ -135,7 +136,7 @@ class Issuer(_Consumer):
                     if key not in self.waited:
                         self.waited.add(key)
                         warp.WaitOp(state=self.states[key], loc=op.location)
-            if op.operation.name in _CONTROL:
+            if op.operation.name in CONTROL:
                 for region in op.operation.regions:
                     for inner in region.blocks:
                         self._visit_block(inner, level + 1)
@@ -171,7 +172,7 @@ def _commit(op, state, barrier: str, pair: bool) -> None:
     """A commit in front of `op`, together with the MMA just before it if there is one: one thread does both. MMAs of a `pair` tell both
     CTAs."""
     with ir.InsertionPoint(_elect_before(op).body.blocks[0]):
-        warp_tmem.Tcgen05CommitOp(state=state, barrier=ir.StringAttr.get(barrier), ctas=_i64(2) if pair else None, loc=op.location)
+        warp_tmem.Tcgen05CommitOp(state=state, barrier=ir.StringAttr.get(barrier), ctas=i64(2) if pair else None, loc=op.location)
 
 
 def _elect_before(op):
@@ -207,7 +208,7 @@ def _signals_first(op) -> bool:
             continue
         if isinstance(other, warp_tmem.SignalOp):
             return True
-        if any(_reads(inner, op.target) for inner in [other, *_walk_op(other)]):
+        if any(_reads(inner, op.target) for inner in [other, *operations_of(other)]):
             return False
     return isinstance(block.owner.opview, warp.WhenOp) and _signals_first(_When(block.owner.opview, op.target))
 

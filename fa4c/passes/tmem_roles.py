@@ -15,8 +15,9 @@ from ..ir.mlir import arith, ir
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
 from .register_pressure import MAP_COLUMNS
+from .role_ops import RULES, Role, clone_op, i64, index_constant, is_load, is_row, is_staged, location_of, operations_within
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
-from .warp_specialize import _RULES, _clone, _i64, _index, _is_staged, _Kernel, _location_of, _Role, _walk, is_load, is_row
+from .warp_specialize import _Kernel
 
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
@@ -28,7 +29,7 @@ _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behin
 
 def holds_tmem(kernel) -> bool:
     """Whether a tile.kernel has tiles in tensor memory."""
-    return any(space_of(value.type) == "tmem" for op in _walk(kernel.body.blocks[0]) for value in op.operation.results)
+    return any(space_of(value.type) == "tmem" for op in operations_within(kernel.body.blocks[0]) for value in op.operation.results)
 
 
 def is_mma(op) -> bool:
@@ -36,11 +37,11 @@ def is_mma(op) -> bool:
 
 
 def computes(op) -> bool:
-    return type(op) in _RULES and stream_of(op) == COMPUTE
+    return type(op) in RULES and stream_of(op) == COMPUTE
 
 
 def reduces(op) -> bool:
-    return type(op) in _RULES and stream_of(op) == REDUCE
+    return type(op) in RULES and stream_of(op) == REDUCE
 
 
 def role_of(op, corrected=frozenset()) -> str:
@@ -124,7 +125,7 @@ class TmemKernel(_Kernel):
 
     def _emit_roles(self) -> None:
         memory = warp_tmem.TmemAllocOp(
-            columns=_i64(self.target.tmem_columns), word=_i64(_WORD), warp=_i64(1), ctas=self.pair(),
+            columns=i64(self.target.tmem_columns), word=i64(_WORD), warp=i64(1), ctas=self.pair(),
             out=ir.Type.parse("!warp.tensor_memory"),
         ).out  # fmt: skip
         handles = {}  # column and type -> region
@@ -132,11 +133,11 @@ class TmemKernel(_Kernel):
             for value in [*op.operation.results, *(op.regions[0].blocks[0].arguments if op.operation.name == "scf.for" else ())]:
                 if space_of(value.type) == "tmem":
                     if value.type not in handles:
-                        handles[value.type] = warp_tmem.TmemOp(memory=memory, out=value.type, loc=_location_of(value, self.kernel)).out
+                        handles[value.type] = warp_tmem.TmemOp(memory=memory, out=value.type, loc=location_of(value, self.kernel)).out
                     self.regions[value] = handles[value.type]
         self.link_values = {
             link: warp_tmem.LinkOp(
-                groups=_i64(self.warpgroups), ahead=_i64(link.ahead), out=ir.Type.parse("!warp.order"), loc=link.after.location
+                groups=i64(self.warpgroups), ahead=i64(link.ahead), out=ir.Type.parse("!warp.order"), loc=link.after.location
             ).out
             for link in self.links
         }
@@ -156,18 +157,18 @@ class TmemKernel(_Kernel):
 
     def pair(self):
         """The attribute `ctas` of what pairs of CTAs do together; absent where there are none."""
-        return _i64(2) if self.ctas == 2 else None
+        return i64(2) if self.ctas == 2 else None
 
     def keeps(self, name: str):
         """Whether an operation is of the role of that name, as a function."""
         fixed = {LOAD: is_load, MMA: is_mma, REDUCE: reduces}
-        return fixed[name] if name in fixed else lambda op: type(op) in _RULES and self.role_of(op) == name
+        return fixed[name] if name in fixed else lambda op: type(op) in RULES and self.role_of(op) == name
 
     def _make_boxes(self) -> None:
         at = self.smem_bytes
         for value in self.corrections.boxes:
             kind = tile.tile_type(value.type.shape, value.type.element_type, "smem")
-            self.boxes[value] = warp_tmem.RowBoxOp(offset=_i64(at), out=kind, loc=value.owner.location).out
+            self.boxes[value] = warp_tmem.RowBoxOp(offset=i64(at), out=kind, loc=value.owner.location).out
             at += corrections.BOX_BYTES * kind.shape[0]
 
     def _tmem_role(self, name, first, count, registers, emitter) -> None:
@@ -175,8 +176,8 @@ class TmemKernel(_Kernel):
         role = warp.RoleOp(
             sym_name=ir.StringAttr.get(name),
             warps=ir.DenseI64ArrayAttr.get(list(range(first, first + count))),
-            active=_i64(count if whole else 1),
-            registers=_i64(registers),
+            active=i64(count if whole else 1),
+            registers=i64(registers),
             layout=ir.StringAttr.get("lanes") if whole else None,
             leader=ir.BoolAttr.get(True) if name == MMA and self.ctas == 2 else None,
         )
@@ -185,7 +186,7 @@ class TmemKernel(_Kernel):
             emitter(self, name).emit_block(self.body, dict(self.scalars))
 
 
-class _TmemRole(_Role):
+class _TmemRole(Role):
     """One role's part; it signals and awaits where the links say."""
 
     groups = (None,)  # each warpgroup's own
@@ -261,7 +262,7 @@ class _TmemRole(_Role):
             warp_tmem.TmemLoadOp(target=self.fragment(op.out), source=self.storage(op.inputs[0]), loc=op.location)
             return
         new = warp_tmem.TmemMapOp(
-            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=_i64(self.chunk),
+            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=i64(self.chunk),
             reader=self._reader(op, *[v for v in op.inputs if is_row(v)]), loc=op.location,
         )  # fmt: skip
         block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
@@ -269,25 +270,25 @@ class _TmemRole(_Role):
         inner.update(zip(source.arguments, block.arguments, strict=True))
         with ir.InsertionPoint(block):
             for body_op in source.operations:
-                _clone(body_op, inner)
+                clone_op(body_op, inner)
 
     def global_add(self, op, env) -> None:
         """Part after part, in the slots in turn."""
-        if not _is_staged(op):
+        if not is_staged(op):
             super().global_add(op, env)
             return
         width, part, slots = op.x.type.shape[1], op.staged.value, op.buffers.value
-        fold = _i64(width) if op.folded.value else None
+        fold = i64(width) if op.folded.value else None
         *others, column = self.scalars(op.coords, env)
         for number, first in enumerate(range(0, width, part)):
             with op.location:
-                slot = _index(number % slots) if slots > 1 else None
-                at = arith.AddIOp(column, _index(first)).result if first else column
+                slot = index_constant(number % slots) if slots > 1 else None
+                at = arith.AddIOp(column, index_constant(first)).result if first else column
             buffer = self.kernel.buffers[op]
-            warp.StoreSharedOp(buffer=buffer, source=self.fragment(op.x), slot=slot, first=_i64(first), loc=op.location)
+            warp.StoreSharedOp(buffer=buffer, source=self.fragment(op.x), slot=slot, first=i64(first), loc=op.location)
             warp.TmaStoreOp(
-                map=self.kernel.maps[op], buffer=buffer, coords=[*others, at], row=_i64(list(op.dims)[0]), add=ir.BoolAttr.get(True),
-                slot=_i64(number % slots), fold=fold, loc=op.location,
+                map=self.kernel.maps[op], buffer=buffer, coords=[*others, at], row=i64(list(op.dims)[0]), add=ir.BoolAttr.get(True),
+                slot=i64(number % slots), fold=fold, loc=op.location,
             )  # fmt: skip
 
     def exchange(self, op, env) -> None:
@@ -302,7 +303,7 @@ class _TmemRole(_Role):
         if space_of(op.out.type) != "tmem":
             super().splat(op, env)
             return
-        new = warp_tmem.TmemMapOp(target=self.storage(op.out), inputs=[], states=[], columns=_i64(self.chunk), loc=op.location)
+        new = warp_tmem.TmemMapOp(target=self.storage(op.out), inputs=[], states=[], columns=i64(self.chunk), loc=op.location)
         index = ir.IndexType.get()
         block = new.body.blocks.append(index, index, arg_locs=[op.location] * 2)
         with ir.InsertionPoint(block), op.location:
@@ -315,7 +316,7 @@ class _Issuer(_TmemRole):
 
     def __init__(self, kernel: TmemKernel, name: str):
         super().__init__(kernel, name)
-        self.groups = tuple(_i64(block) for block in range(kernel.warpgroups))
+        self.groups = tuple(i64(block) for block in range(kernel.warpgroups))
 
     def emit_op(self, op, env) -> None:
         for group in self.groups:
@@ -372,7 +373,7 @@ class _Corrector(_TmemRole):
                 warp_tmem.FetchOp(box=self.kernel.boxes[source], target=self.held[source], loc=op.location)
                 if source != value:
                     self.vote_any(value.owner.opview, env)
-        _Role.emit_op(self, op, env)
+        Role.emit_op(self, op, env)
         self._signal(op, self.groups)
 
     def storage(self, value):
@@ -414,7 +415,7 @@ def _check(op) -> None:
             if op.out.type.shape[0] > warp_tmem.LANES and written:
                 raise op_diagnostic(op, f"reads {name} from shared memory that this CTA wrote, for {op.out.type.shape[0]} rows",
                                     why="row blocks would wait for each other", fix=f"use tiles of {warp_tmem.LANES} rows")
-    if isinstance(op, tile.FromSharedOp) or (isinstance(op, tile.GlobalAddOp) and op.x.type.rank == 2 and not _is_staged(op)):
+    if isinstance(op, tile.FromSharedOp) or (isinstance(op, tile.GlobalAddOp) and op.x.type.rank == 2 and not is_staged(op)):
         raise op_diagnostic(op, "has no form for one row a thread yet", why="tensor memory is read a lane a row")
     if isinstance(op, tile.VoteAnyOp) and op.rows.value != 32:
         raise op_diagnostic(op, f"votes over {op.rows.value} rows", why="a warp holds 32 rows, one a lane", fix="give it rows = 32")

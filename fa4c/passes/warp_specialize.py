@@ -20,17 +20,17 @@ Run after the tile passes; source: CUTLASS and FlashAttention-3 (Shah et al. 202
 
 from __future__ import annotations
 
-import itertools
 from typing import Literal
 
 from .. import targets
 from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir, scf
+from ..ir.mlir import ir
 from ..ir.tile import space_of
 from . import fragments
 from .registry import register_pass
-from .schedule import body_slots, is_scalar_op
+from .role_ops import Role, clone_op, i64, is_any, is_compute, is_load, is_reduce, is_row, is_staged, operations_within
+from .schedule import is_scalar_op
 from .shared_room import BARRIER_BYTES
 
 
@@ -52,39 +52,6 @@ def warp_specialize(
             op.operation.erase()
 
 
-def is_load(op) -> bool:
-    return isinstance(op, tile.LoadOp)
-
-
-def is_reduce(op) -> bool:
-    """Additions from shared memory, and waiting and counting for these."""
-    add = _ordered_addition(op) if isinstance(op, (tile.WaitCountOp, tile.AddCountOp)) else op
-    return isinstance(add, tile.GlobalAddOp) and space_of(add.x.type) == "smem"
-
-
-def _ordered_addition(op):
-    """The next addition behind a wait, the last one before a count; where a loop only counts, one that its counter orders elsewhere."""
-    found = _addition_beside(op)
-    counting = [use.owner.opview for use in op.counter.uses] if found is None else []
-    return next((add for add in map(_addition_beside, counting) if add is not None), found)
-
-
-def _addition_beside(op):
-    before, behind = [], []
-    for other in op.operation.block.operations:
-        if isinstance(other, tile.GlobalAddOp):
-            (before if other.operation.is_before_in_block(op.operation) else behind).append(other)
-    return next(iter(behind if isinstance(op, tile.WaitCountOp) else reversed(before)), None)
-
-
-def is_compute(op) -> bool:
-    return type(op) in _RULES and not is_load(op) and not is_reduce(op)
-
-
-def is_any(op) -> bool:
-    return type(op) in _RULES
-
-
 class _Kernel:
     """One tile.kernel on its way to a warp.kernel."""
 
@@ -95,7 +62,7 @@ class _Kernel:
     def __init__(self, kernel, target):
         self.kernel, self.target = kernel, target
         self.body = kernel.body.blocks[0]
-        self.all_ops = list(_walk(self.body))
+        self.all_ops = list(operations_within(self.body))
         self.warpgroups = self._count_warpgroups()
         self.compute_registers, self.load_registers = self._budgets()
         self.fragments = fragments.assign(kernel, self.computes)
@@ -150,18 +117,18 @@ class _Kernel:
             )
         smem_bytes = self._place_buffers()
         cluster = self.kernel.cluster if self.kernel.cluster.value > 1 else None
-        new = warp.KernelOp(sym_name=self.kernel.sym_name, threads=_i64(threads), smem_bytes=_i64(smem_bytes), cluster=cluster)
+        new = warp.KernelOp(sym_name=self.kernel.sym_name, threads=i64(threads), smem_bytes=i64(smem_bytes), cluster=cluster)
         arguments = list(self.body.arguments)
         block = new.body.blocks.append(*[a.type for a in arguments], arg_locs=[self.kernel.location] * len(arguments))
         self.scalars.update(zip(arguments, block.arguments, strict=True))
         with ir.InsertionPoint(block):
             for op in self.body.operations:
                 if is_scalar_op(op):
-                    _clone(op, self.scalars)
+                    clone_op(op, self.scalars)
             for key, (offset, stages, swizzle) in self.placed.items():
-                part, loc = (_part_of(key), key.location) if _is_staged(key) else (key.type, key.owner.location)
+                part, loc = (_part_of(key), key.location) if is_staged(key) else (key.type, key.owner.location)
                 kind = tile.tile_type([stages, *part.shape], part.element_type, "smem")
-                self.buffers[key] = warp.BufferOp(offset=_i64(offset), swizzle=_i64(swizzle), out=kind, loc=loc).out
+                self.buffers[key] = warp.BufferOp(offset=i64(offset), swizzle=i64(swizzle), out=kind, loc=loc).out
             self._make_tensor_maps()
             self._emit_roles()
 
@@ -186,7 +153,7 @@ class _Kernel:
         tiles.sort(key=lambda pair: is_row(pair[1]))  # rows last: they need less alignment than what would come behind them
         self.placed, at = {}, BARRIER_BYTES
         for op in self.all_ops:
-            if _is_staged(op):
+            if is_staged(op):
                 part = _part_of(op)
                 self.placed[op] = (at, op.buffers.value, _swizzle(op, part, self.target, 1))
                 at += -(-op.buffers.value * _bytes(part) // 1024) * 1024
@@ -210,7 +177,7 @@ class _Kernel:
             raise op_diagnostic(
                 self.kernel,
                 f"needs {at} bytes of shared memory, but a CTA has {self.target.smem_bytes}",
-                why="; ".join(f"{_part_of(v) if _is_staged(v) else v.type} x {s}" for v, (_, s, _) in self.placed.items()),
+                why="; ".join(f"{_part_of(v) if is_staged(v) else v.type} x {s}" for v, (_, s, _) in self.placed.items()),
                 fix="use smaller blocks or fewer buffers",
             )
         return at
@@ -232,7 +199,7 @@ class _Kernel:
                 if op.x not in self.handed_over:
                     self._check_stored(op, op.x)
                 self._tensor_map(op, op.target, op.x.type, op.x.type.shape[0] if op.x in self.handed_over else self.group_rows)
-            elif _is_staged(op):
+            elif is_staged(op):
                 self._tensor_map(op, op.target, _part_of(op), self.group_rows // (2 if op.folded.value else 1))
 
     def _check_stored(self, op, value) -> None:
@@ -246,7 +213,7 @@ class _Kernel:
                                 fix="remove `buffers`")
 
     def _tensor_map(self, op, tensor, kind, rows) -> None:
-        moved = op.out if isinstance(op, tile.LoadOp) else op.tile if isinstance(op, tile.StoreOp) else op if _is_staged(op) else op.x
+        moved = op.out if isinstance(op, tile.LoadOp) else op.tile if isinstance(op, tile.StoreOp) else op if is_staged(op) else op.x
         swizzle = self.placed[moved][2]
         box = [1] * tensor.type.rank
         box[list(op.dims)[0]] = rows
@@ -259,7 +226,7 @@ class _Kernel:
             self.maps[key] = warp.TensorMapOp(
                 tensor=self.scalars[tensor],
                 box=ir.DenseI64ArrayAttr.get(box),
-                swizzle=_i64(swizzle),
+                swizzle=i64(swizzle),
                 out=ir.Type.parse("!warp.descriptor"),
                 loc=op.location,
             ).out
@@ -269,12 +236,12 @@ class _Kernel:
         role = warp.RoleOp(
             sym_name=ir.StringAttr.get(name),
             warps=ir.DenseI64ArrayAttr.get(list(range(first, first + count))),
-            active=_i64(active),
-            registers=_i64(registers),
+            active=i64(active),
+            registers=i64(registers),
         )
         block = role.body.blocks.append()
         with ir.InsertionPoint(block):
-            _Role(self, keep).emit_block(self.body, dict(self.scalars))
+            Role(self, keep).emit_block(self.body, dict(self.scalars))
 
 
 class _OneRole(_Kernel):
@@ -293,480 +260,9 @@ class _OneRole(_Kernel):
         self._role("all", 0, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_any)
 
 
-class _Role:
-    """Emits one role's part of the program."""
-
-    def __init__(self, kernel: _Kernel, keep):
-        self.kernel, self.keep = kernel, keep
-        self.fragments = kernel.fragments_of(keep)
-        self.fragment_ops = {}
-        if self.holds_fragments():
-            for home in dict.fromkeys(self.fragments.home[value] for value in self._held_values()):
-                self.fragment_ops[home] = warp.FragmentOp(out=home.type, loc=_location_of(home, kernel.kernel)).out
-            read = {value for op in kernel.all_ops if keep(op) for value in op.operation.operands}
-            for op in kernel.all_ops:
-                if isinstance(op, tile.LoadOp) and is_row(op.out) and op.out in read:
-                    kind = tile.tile_type(op.out.type.shape, op.out.type.element_type, "reg")
-                    self.fragment_ops[op.out] = warp.FragmentOp(out=kind, loc=op.location).out
-        self.readers = {}  # (operation, buffer's tile) -> number of its stage among those that read the tile
-        self.loaded = {}  # row of column values -> environment of the iteration whose values its fragment holds
-
-    def holds_fragments(self) -> bool:
-        return self.keep in (is_compute, is_any)
-
-    def _held_values(self) -> list:
-        """Register tiles that this role's operations touch, and that loops carry."""
-        home = self.fragments.home
-        loops = [op for op in self.kernel.all_ops if op.operation.name == "scf.for"]
-        touched = {v for op in self.kernel.all_ops if self.keep(op) for v in [*op.operation.operands, *op.operation.results]}
-        touched.update(argument for op in loops for argument in op.regions[0].blocks[0].arguments)
-        return [value for value in home if value in touched]
-
-    def fragment(self, value):
-        return self.fragment_ops[self.fragments.home[value]]
-
-    def emit_block(self, block, env) -> None:
-        for op in block.operations:
-            if op.operation.name in ("scf.for", "tile.walk"):
-                if any(self.keep(inner) for inner in _walk(op.regions[0].blocks[0])):
-                    (self.emit_walk if isinstance(op, tile.WalkOp) else self.emit_loop)(op, env)
-            elif self.keep(op):
-                self.emit_op(op, env)
-
-    # -- loops
-
-    def emit_walk(self, op, env) -> None:
-        """The role that loads is ahead of the others: it takes the tiles."""
-        if self.keep is is_any:
-            raise op_diagnostic(op, "takes tiles from a queue", why="one role would wait for itself", fix="leave out tile-persistent")
-        queue = self.kernel.scalars[op.queue] if self.keep is is_load else None
-        walk = warp.WalkOp(tiles=self.scalar(op.tiles, env), queue=queue, state=None, loc=op.location)
-        block = walk.body.blocks.append(ir.IndexType.get(), arg_locs=[op.location])
-        with ir.InsertionPoint(block):
-            self.emit_block(op.body.blocks[0], {**env, op.body.blocks[0].arguments[0]: block.arguments[0]})
-
-    def emit_loop(self, op, env) -> None:
-        body = op.regions[0].blocks[0]
-        lower, upper, step = (self.scalar(v, env) for v in list(op.operation.operands)[:3])
-        for argument in list(body.arguments)[1:]:
-            if space_of(argument.type) not in ("reg", "tmem"):
-                raise op_diagnostic(
-                    op,
-                    f"carries a {argument.type} from one iteration to the next",
-                    why="only tiles in registers or tensor memory can be carried so far",
-                    fix="compute it from the loop's index",
-                )
-        if self.holds_fragments():
-            for argument, init in zip(list(body.arguments)[1:], list(op.operation.operands)[3:], strict=True):
-                self.copy(argument, init, op.location)
-        self._hoist(body, env)
-        with op.location:
-            count = self._trip_count(lower, upper, step)
-            if any(o.operation.name == "scf.for" for o in body.operations):
-                self._nested_loop(op, count, lower, step, env)
-            else:
-                self._pipelined_loop(op, count, lower, step, env)
-
-    def _trip_count(self, lower, upper, step):
-        if _constant(lower) == 0 and _constant(step) == 1:
-            return upper
-        return arith.CeilDivSIOp(arith.SubIOp(upper, lower).result, step).result
-
-    def _nested_loop(self, op, count, lower, step, env) -> None:
-        if any(slot.stage or slot.op.order is not None for slot in body_slots(op)):
-            raise op_diagnostic(
-                op,
-                "pipelines a loop that holds another loop",
-                why="only innermost loops can be pipelined",
-                fix="leave out its stages and orders",
-            )
-        loop = scf.ForOp(_index(0), count, _index(1), loc=op.location)
-        with ir.InsertionPoint(loop.body):
-            inner = self._iteration_env(op, loop.induction_variable, lower, step, env)
-            self.emit_block(op.regions[0].blocks[0], inner)
-            self._carry(op, set(range(len(op.operation.results))))
-            scf.YieldOp([])
-
-    def _pipelined_loop(self, op, count, lower, step, env) -> None:
-        slots = body_slots(op, self.keep)
-        self._number_readers(op, slots)
-        first = min(slot.stage for slot in slots)
-        span = max(slot.stage for slot in slots) - first
-
-        def emit(which, k, guard):
-            """The operations of `which` (slot, delay) for step k (a value), those with one guard under one `if`."""
-            for condition, group in guard(which):
-                if condition is None:
-                    self._emit_slots(op, group, k, lower, step, env)
-                    continue
-                branch = scf.IfOp(condition, loc=op.location)
-                with ir.InsertionPoint(branch.then_block):
-                    self._emit_slots(op, group, k, lower, step, env)
-                    scf.YieldOp([])
-
-        delayed = [(slot, slot.stage - first) for slot in slots]
-        for k in range(span):  # prologue: step k has work if there are more than k iterations
-            emit([(s, d) for s, d in delayed if d <= k], _index(k), lambda which, k=k: [(_less(_index(k), count), which)])
-        loop = scf.ForOp(_index(span), count, _index(1), loc=op.location)
-        with ir.InsertionPoint(loop.body):
-            emit(delayed, loop.induction_variable, lambda which: [(None, which)])
-            scf.YieldOp([])
-        for e in range(span):  # epilogue: step count + e, what is delayed by more than e, if its iteration exists
-            k = arith.AddIOp(count, _index(e)).result
-
-            def by_delay(which, e=e):
-                """Neighbours of one delay share a guard; the order stays that of the step."""
-                groups = [(d, list(group)) for d, group in itertools.groupby(which, key=lambda slot_and_delay: slot_and_delay[1])]
-                return [(_less(_index(d - e - 1), count), group) for d, group in groups]
-
-            emit([(s, d) for s, d in delayed if d > e], k, by_delay)
-
-    def _number_readers(self, loop, slots) -> None:
-        """A tile loaded in each iteration may be read in several stages: then its buffer has readers that are steps apart."""
-        inside = {r for o in loop.regions[0].blocks[0].operations if is_load(o) for r in o.operation.results}
-        for value in inside:
-            stages = sorted({slot.stage for slot in slots if value in list(slot.op.operation.operands)})
-            for slot in slots:
-                if value in list(slot.op.operation.operands):
-                    self.readers[slot.op, value] = stages.index(slot.stage)
-
-    def _reader(self, op, *values):
-        numbers = {self.readers[op, value] for value in values if (op, value) in self.readers}
-        if len(numbers) > 1:
-            raise op_diagnostic(
-                op,
-                "reads two tiles, of which one was read in earlier steps and the other was not",
-                why="one operation has one number among the readers of its buffers",
-                fix="give all operations that read either of them one stage",
-            )
-        number = max(numbers, default=0)
-        return _i64(number) if number else None
-
-    def _emit_slots(self, op, slots, k, lower, step, env) -> None:
-        finished = set()
-        yielded = list(list(op.regions[0].blocks[0].operations)[-1].operation.operands)
-        envs = {}
-        for slot, delay in slots:
-            if delay not in envs:
-                t = k if delay == 0 else arith.SubIOp(k, _index(delay)).result
-                envs[delay] = self._iteration_env(op, t, lower, step, env)
-            self.emit_op(slot.op, envs[delay])
-            finished |= {i for i, value in enumerate(yielded) if value.owner == slot.op.operation}
-        self._carry(op, finished)
-
-    def _iteration_env(self, op, t, lower, step, env) -> dict:
-        """The loop's index, and as `("iteration", index)` the number of the iteration, from 0 on."""
-        inner = dict(env)
-        inner["iteration", op.regions[0].blocks[0].arguments[0]] = t
-        offset = t if _constant(step) == 1 else arith.MulIOp(t, step).result
-        inner[op.regions[0].blocks[0].arguments[0]] = offset if _constant(lower) == 0 else arith.AddIOp(lower, offset).result
-        return inner
-
-    def _carry(self, op, which) -> None:
-        """Copies of yielded values into the fragments that the next iteration reads, where they are not the same."""
-        if not self.holds_fragments():
-            return
-        body = op.regions[0].blocks[0]
-        yielded = list(body.operations)[-1].operation.operands
-        for i, (argument, value) in enumerate(zip(list(body.arguments)[1:], yielded, strict=True)):
-            if i in which:
-                self.copy(argument, value, op.location)
-
-    def copy(self, target, source, loc) -> None:
-        if target in self.fragments.home and not self.fragments.same(target, source):
-            warp.CopyOp(target=self.fragment(target), source=self.fragment(source), loc=loc)
-
-    # -- scalars
-
-    def _hoist(self, body, env) -> None:
-        """Compute before a loop what its operations use that is the same in each iteration: divisions by sizes above all."""
-        for op in _walk(body):
-            if self.keep(op):
-                used = [*op.operation.operands, *(v for region in op.operation.regions for b in region.blocks for v in _captured(b))]
-                for value in used:
-                    if _is_scalar(value) and value not in env and self._is_known(value, env):
-                        self.scalar(value, env)
-
-    def _is_known(self, value, env) -> bool:
-        """Whether a scalar follows from what `env` has."""
-        if value in env:
-            return True
-        owner = value.owner
-        return not isinstance(owner, ir.Block) and is_scalar_op(owner.opview) and all(self._is_known(v, env) for v in owner.operands)
-
-    def scalar(self, value, env):
-        """The warp-level copy of a scalar, computed here if it is not there yet."""
-        if value not in env:
-            owner = value.owner
-            for operand in owner.operands:
-                self.scalar(operand, env)
-            _clone(owner.opview, env)
-        return env[value]
-
-    def scalars(self, values, env) -> list:
-        return [self.scalar(v, env) for v in values]
-
-    # -- operations, one rule each
-
-    def emit_op(self, op, env) -> None:
-        getattr(self, _RULES[type(op)].__name__)(op, env)  # a subclass may have a rule of its own
-
-    def load(self, op, env) -> None:
-        warp.TmaLoadOp(
-            map=self.kernel.maps[op],
-            buffer=self.kernel.buffers[op.out],
-            state=None,
-            coords=self.scalars(op.coords, env),
-            l2=op.l2,
-            shared=op.shared if op.shared.value else None,
-            loc=op.location,
-        )
-
-    def slot(self, value, env):
-        """Which of its buffers a tile that threads wrote lies in: its loop's iterations take turns. None where it has one, or a pipe
-        tells."""
-        copies, loop = self.kernel.placed[value][1], value.owner.parent
-        if copies == 1 or value in self.kernel.handed_over or not isinstance(value.owner.opview, tile.ToSharedOp) or loop.name != "scf.for":
-            return None
-        return arith.RemUIOp(env["iteration", loop.regions[0].blocks[0].arguments[0]], _index(copies)).result
-
-    def mma(self, op, env) -> None:
-        if self.kernel.target.mma.accumulator != "reg":
-            raise op_diagnostic(op, "sums in registers", why="MMAs of this target sum in tensor memory", fix="run tile-accumulate-in-tmem")
-        if op.acc is not None:
-            self.copy(op.out, op.acc, op.location)
-        self._check_split(op)
-        in_shared = space_of(op.a.type) == "smem"
-        with op.location:
-            a_slot, b_slot = self.slot(op.a, env) if in_shared else None, self.slot(op.b, env)
-        warp.WgmmaOp(
-            acc=self.fragment(op.out),
-            a=self.kernel.buffers[op.a] if in_shared else self.fragment(op.a),
-            b=self.kernel.buffers[op.b],
-            a_state=a_slot,
-            b_state=b_slot,
-            transpose_a=op.transpose_a,
-            transpose_b=op.transpose_b,
-            accumulate=ir.BoolAttr.get(op.acc is not None),
-            reader=self._reader(op, op.a, op.b),
-            loc=op.location,
-        )
-
-    def _check_split(self, op) -> None:
-        """A result of 64 rows is shared among the warpgroups by its columns: each reads its columns of b, and all of a."""
-        shares, columns = warp.column_shares(op.out.type, self.kernel.warpgroups), op.out.type.shape[1]
-        if shares == 1:
-            return
-        if space_of(op.a.type) == "reg":
-            raise op_diagnostic(op, f"multiplies {op.a.type} from registers of {shares} warpgroups",
-                                why="each holds a share of the columns only, but sums over all",
-                                fix='put it into shared memory first: "tile.to_shared"')
-        span = 8 if op.transpose_b.value else self.kernel.placed[op.b][2] * 8 // warp.bits_of(op.b.type.element_type)
-        if columns % (shares * span):
-            raise op_diagnostic(op, f"shares {columns} columns among {shares} warpgroups", why=f"shares of b are whole spans of {span} "
-                                "columns", fix=f"use {64 * shares} rows, or a multiple of {shares * span} columns")
-
-    def from_shared(self, op, env) -> None:
-        self._require_load(op, op.x)
-        self._require_rows(op)
-        reader = self._reader(op, op.x)
-        warp.LoadFragmentOp(buffer=self.kernel.buffers[op.x], state=None, target=self.fragment(op.out), reader=reader, loc=op.location)
-
-    def _require_rows(self, op) -> None:
-        if warp.column_shares(op.out.type, self.kernel.warpgroups) > 1:
-            raise op_diagnostic(
-                op,
-                f"reads shared memory into {op.out.type}, whose columns {self.kernel.warpgroups} warpgroups share",
-                why="each warpgroup reads 64 rows of its own",
-                fix=f"use {64 * self.kernel.warpgroups} rows",
-            )
-
-    def _require_load(self, op, value) -> None:
-        if not is_load(value.owner.opview):
-            raise op_diagnostic(
-                op,
-                f"reads a tile of shared memory that '{value.owner.name}' wrote",
-                why="threads would read what other threads wrote, and only what TMA brings is waited for",
-                fix="use the register tile that was written there",
-            )
-
-    def _load_columns(self, op, value, env) -> None:
-        """Column values into registers, unless these hold them: maps that follow each other read them once."""
-        self._require_load(op, value)
-        if self.loaded.get(value) is not env:
-            self.loaded[value] = env
-            buffer, target, reader = self.kernel.buffers[value], self.fragment_ops[value], self._reader(op, value)
-            warp.LoadColumnsOp(buffer=buffer, state=None, target=target, reader=reader, loc=op.location)
-
-    def _input(self, value):
-        return self.fragment_ops[value] if is_row(value) else self.fragment(value)
-
-    def map(self, op, env) -> None:
-        for value in op.inputs:
-            if is_row(value):
-                self._require_rows(op)
-                self._load_columns(op, value, env)
-            elif not fragments.is_register(value):
-                raise op_diagnostic(
-                    op, f"reads {value.type} element by element", why="maps work on registers", fix='bring it there: "tile.from_shared"'
-                )
-        self._map_where(op, env, self._map_body)
-
-    def _map_where(self, op, env, body) -> None:
-        """`body(op, env)`, under the map's condition where it has one; what is left out keeps the first input."""
-        for value in _captured(op.body.blocks[0]):
-            self.scalar(value, env)
-        if op.cond is None:
-            body(op, env)
-            return
-        self.copy(op.out, op.inputs[0], op.location)
-        cond = self.fragment(op.cond) if isinstance(op.cond.type, ir.RankedTensorType) else self.scalar(op.cond, env)
-        when = warp.WhenOp(cond=cond, loc=op.location)
-        with ir.InsertionPoint(when.body.blocks.append()):
-            body(op, env)
-
-    def _map_body(self, op, env) -> None:
-        source = op.body.blocks[0]
-        new = warp.MapOp(target=self.fragment(op.out), inputs=[self._input(v) for v in op.inputs], loc=op.location)
-        block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
-        inner = dict(env)
-        inner.update(zip(source.arguments, block.arguments, strict=True))
-        with ir.InsertionPoint(block):
-            for body_op in source.operations:
-                _clone(body_op, inner)
-
-    def reduce(self, op, env) -> None:
-        if warp.column_shares(op.x.type, self.kernel.warpgroups) > 1:
-            raise op_diagnostic(op, f"reduces {op.x.type}, which {self.kernel.warpgroups} warpgroups share by columns",
-                                why="they would have to exchange their parts", fix=f"use {64 * self.kernel.warpgroups} rows")
-        if op.init is not None:
-            self.copy(op.out, op.init, op.location)
-        warp.ReduceOp(
-            target=self.fragment(op.out),
-            source=self.fragment(op.x),
-            kind=op.kind,
-            accumulate=ir.BoolAttr.get(op.init is not None),
-            loc=op.location,
-        )
-
-    def splat(self, op, env) -> None:
-        warp.FillOp(target=self.fragment(op.out), value=op.value, loc=op.location)
-
-    def rescale_factor(self, op, env) -> None:
-        new = warp.MapOp(target=self.fragment(op.out), inputs=[self.fragment(op.old), self.fragment(op.new)], loc=op.location)
-        f32, index = ir.F32Type.get(), ir.IndexType.get()
-        block = new.body.blocks.append(f32, f32, index, index, arg_locs=[op.location] * 4)
-        with ir.InsertionPoint(block), op.location:
-            old, current = list(block.arguments)[:2]
-            never = arith.CmpFOp(arith.CmpFPredicate.OEQ, old, _f32(float("-inf"))).result
-            scaled = arith.MulFOp(arith.SubFOp(old, current).result, arith.ConstantOp(f32, op.scale_log2).result).result
-            factor = ir.Operation.create("math.exp2", results=[f32], operands=[scaled]).result
-            tile.YieldOp(values=[arith.SelectOp(never, _f32(0.0), factor).result])
-
-    def vote_any(self, op, env) -> None:
-        warp.VoteAnyOp(target=self.fragment(op.out), source=self.fragment(op.x), loc=op.location)
-
-    def to_shared(self, op, env) -> None:
-        bits = warp.bits_of(op.x.type.element_type)
-        if bits not in (16, 32):
-            raise op_diagnostic(
-                op, f"puts {op.x.type} into shared memory", why="two neighbours are stored as 4 or 8 bytes", fix="cast the tile first"
-            )
-        shares, span = warp.column_shares(op.x.type, self.kernel.warpgroups), self.kernel.placed[op.out][2] * 8 // bits
-        if shares > 1 and op.x.type.shape[1] % (shares * span):
-            raise op_diagnostic(op, f"stores {op.x.type}, which {shares} warpgroups share by columns",
-                                why=f"shares are whole spans of {span} columns",
-                                fix=f"use {64 * shares} rows, or a multiple of {shares * span} columns")
-        with op.location:
-            slot = self.slot(op.out, env)
-        warp.StoreSharedOp(buffer=self.kernel.buffers[op.out], source=self.fragment(op.x), slot=slot, loc=op.location)
-
-    def exchange(self, op, env) -> None:
-        raise op_diagnostic(op, "exchanges what lies in quads of lanes", why="halves of rows are stored a row a thread so far")
-
-    def global_add(self, op, env) -> None:
-        coords = self.scalars(op.coords, env)
-        if space_of(op.x.type) == "smem" and op.x not in self.kernel.handed_over:
-            self._tma_store(op, op.x, coords, add=True)
-            return
-        if space_of(op.x.type) == "smem":
-            warp.TmaAddOp(map=self.kernel.maps[op], buffer=self.kernel.buffers[op.x], state=None, coords=coords, loc=op.location)
-            return
-        if _is_staged(op):
-            raise op_diagnostic(op, "stages what lies in quads of lanes", why="parts of columns are stored a row a thread so far",
-                                fix='put all of it into shared memory: "tile.to_shared"')
-        warp.GlobalAddOp(
-            source=self.fragment(op.x), target=self.kernel.scalars[op.target], coords=coords, dims=op.dims, vector=_i64(_vector(op)),
-            loc=op.location,
-        )
-
-    def wait_count(self, op, env) -> None:
-        self._check_counter(op)
-        count = self.scalar(op.count, env)
-        warp.WaitCountOp(counter=self.kernel.scalars[op.counter], count=count, coords=self.scalars(op.coords, env), loc=op.location)
-
-    def add_count(self, op, env) -> None:
-        self._check_counter(op)
-        warp.AddCountOp(counter=self.kernel.scalars[op.counter], coords=self.scalars(op.coords, env), loc=op.location)
-
-    def _check_counter(self, op) -> None:
-        wanted = 1 if self.keep is is_reduce else self.kernel.warpgroups
-        if op.counter.type.shape[-1] != wanted:
-            raise op_diagnostic(op, f"has {op.counter.type.shape[-1]} counters in a place, but {wanted} would count", why="each warpgroup "
-                                "counts on its own where it adds from registers; one warp adds from shared memory")
-
-    def store(self, op, env) -> None:
-        coords = self.scalars(op.coords, env)
-        if space_of(op.tile.type) == "smem":
-            self._tma_store(op, op.tile, coords)
-        else:
-            warp.StoreRowsOp(source=self.fragment(op.tile), target=self.kernel.scalars[op.target], coords=coords, loc=op.location)
-
-    def _tma_store(self, op, value, coords: list, add: bool = False) -> None:
-        map_, buffer, row = self.kernel.maps[op], self.kernel.buffers[value], _i64(list(op.dims)[0])
-        warp.TmaStoreOp(map=map_, buffer=buffer, coords=coords, row=row, add=ir.BoolAttr.get(True) if add else None, loc=op.location)
-
-
-_RULES = {
-    tile.LoadOp: _Role.load,
-    tile.MmaOp: _Role.mma,
-    tile.MapOp: _Role.map,
-    tile.ReduceOp: _Role.reduce,
-    tile.SplatOp: _Role.splat,
-    tile.RescaleFactorOp: _Role.rescale_factor,
-    tile.VoteAnyOp: _Role.vote_any,
-    tile.FromSharedOp: _Role.from_shared,
-    tile.ToSharedOp: _Role.to_shared,
-    tile_pair.ExchangeOp: _Role.exchange,
-    tile.StoreOp: _Role.store,
-    tile.GlobalAddOp: _Role.global_add,
-    tile.WaitCountOp: _Role.wait_count,
-    tile.AddCountOp: _Role.add_count,
-}
-
-
-def _is_staged(op) -> bool:
-    """Whether it is an addition that goes through shared memory in parts."""
-    return isinstance(op, tile.GlobalAddOp) and op.staged is not None
-
-
 def _part_of(op):
     """The type of one part of a staged addition."""
     return tile.tile_type([op.x.type.shape[0], op.staged.value], op.x.type.element_type, "smem")
-
-
-def is_row(value) -> bool:
-    """Whether a tile holds one value a column, to be spread over the rows of maps."""
-    return space_of(value.type) == "smem" and value.type.shape[0] == 1
-
-
-def _vector(op) -> int:
-    """2 where pairs of columns are known to lie at multiples of 8 bytes, and inside or outside of the target together."""
-    if op.x.type.rank == 1:
-        return 1
-    target, at = op.target.type, _constant(op.coords[-1])
-    even = not target.is_dynamic_dim(target.rank - 1) and target.shape[-1] % 2 == 0
-    return 2 if even and at is not None and at % 2 == 0 else 1
 
 
 def _register_budgets(target, warpgroups: int, multiplies: bool) -> tuple[int, int]:
@@ -811,75 +307,3 @@ def _bytes(kind) -> int:
     return kind.shape[0] * kind.shape[1] * warp.bits_of(kind.element_type) // 8
 
 
-def _walk(block):
-    """All operations of the program's control structure; not those inside the regions of maps."""
-    for op in block.operations:
-        yield op
-        if op.operation.name in ("scf.for", "tile.walk"):
-            yield from _walk(op.regions[0].blocks[0])
-
-
-def _is_scalar(value) -> bool:
-    return not isinstance(value.type, ir.RankedTensorType)
-
-
-def _captured(block) -> list:
-    """Values used in a region but defined outside of it."""
-    inside, captured = set(block.arguments), []
-    for op in block.operations:
-        _captured_by(op, inside, captured)
-    return captured
-
-
-def _captured_by(op, inside, captured) -> None:
-    captured.extend(v for v in op.operation.operands if v not in inside and v not in captured)
-    for region in op.operation.regions:
-        for block in region.blocks:
-            inside.update(block.arguments)
-            for inner in block.operations:
-                _captured_by(inner, inside, captured)
-    inside.update(op.operation.results)
-
-
-def _clone(op, env) -> None:
-    """A copy of `op` here, its operands (also those used in nested regions) looked up in `env`, which learns its results."""
-    new = op.operation.clone()
-    _remap(new, env)
-    env.update(zip(op.operation.results, new.results, strict=True))
-
-
-def _remap(operation, env) -> None:
-    for i, value in enumerate(operation.operands):
-        if value in env:
-            operation.operands[i] = env[value]
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                _remap(inner.operation, env)
-
-
-def _constant(value):
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.name != "arith.constant":
-        return None
-    return owner.attributes["value"].value
-
-
-def _index(n: int):
-    return arith.ConstantOp(ir.IndexType.get(), ir.IntegerAttr.get(ir.IndexType.get(), n)).result
-
-
-def _f32(x: float):
-    return arith.ConstantOp(ir.F32Type.get(), ir.FloatAttr.get_f32(x)).result
-
-
-def _less(a, b):
-    return arith.CmpIOp(arith.CmpIPredicate.slt, a, b).result
-
-
-def _i64(n: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), n)
-
-
-def _location_of(value, default):
-    return default.location if isinstance(value.owner, ir.Block) else value.owner.location
