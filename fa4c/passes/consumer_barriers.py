@@ -8,7 +8,8 @@ from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from .protocol import byte_range, fragments_touched
+from .protocol import fragments_touched
+from .protocol_state import byte_range
 from .shared_exchange import buffers_read
 
 PLAIN_READS = (warp.LoadColumnsOp, warp.LoadFragmentOp)

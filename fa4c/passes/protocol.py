@@ -10,17 +10,15 @@ that read it are done, and until all warpgroups' MMAs that read it are known to 
 
 from __future__ import annotations
 
-import math
 import random
-from dataclasses import dataclass, field
 
 from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
 from ..ir.tile import space_of
-from . import shared_exchange
+from .protocol_shared import SharedRules
+from .protocol_state import Agent, Place, Program, Slot
 from .protocol_tmem import TMEM_RULES, TmemRules, tmem_fragments_touched
-from .sampled_scalars import SampledScalars, counted_dims
+from .sampled_scalars import SampledScalars
 
 _SAMPLES = 16
 _MAX_STEPS = 20000
@@ -29,125 +27,9 @@ _MAX_STEPS = 20000
 def check(kernel) -> None:
     """Run `kernel` for several samples of sizes. Raises Diagnostic for the first finding."""
     rng = random.Random(0)  # fixed: the same kernel gets the same verdict
-    program = _Program(kernel)
+    program = Program(kernel)
     for sample in range(_SAMPLES):
         _Machine(program, SampledScalars(rng, sample, counted=program.counted, pairs=program.paired)).run()
-
-
-def byte_range(buffer) -> tuple[int, int]:
-    """First byte and end of a `warp.buffer` value."""
-    start = buffer.owner.opview.offset.value
-    return start, start + buffer.type.shape[0] * warp.stage_bytes(buffer)
-
-
-class _Program:
-    """The kernel's operations as plain Python data, read once."""
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-        operations = list(kernel.body.blocks[0].operations)
-        self.roles = [op for op in operations if isinstance(op, warp.RoleOp)]
-        # drawn before the roles part, so that all of them see the same sizes
-        self.shared_scalars = [a for a in kernel.body.blocks[0].arguments if isinstance(a.type, ir.IndexType)]
-        self.shared_scalars += [r for op in operations if not isinstance(op, _STORAGE) for r in op.operation.results]
-        self.buffers = [op.out for op in operations if isinstance(op, warp.BufferOp)]
-        self.overlapping = {a: [b for b in self.buffers if b != a and _overlap(byte_range(a), byte_range(b))] for a in self.buffers}
-        self._values = {}
-        self.exchanged = {role: shared_exchange.exchanged(role) for role in self.roles}
-        self.mma_operands = {v for role in self.roles for op in shared_exchange._walk(role.body.blocks[0])
-                             if isinstance(op, warp_tmem.Tcgen05MmaOp) for v in (op.a, op.b)}
-        self.counted = {dim for role in self.roles for dim in counted_dims(role)}
-        # where a loop makes no trip, nothing was passed on behind it
-        self.passes_rows = {r for r in self.roles if any(isinstance(op, (warp_tmem.PostOp, warp_tmem.FetchOp)) for op in _operations(r))}
-        self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
-        self.paired = any(role.leader.value for role in self.roles) or any(
-            op.leader.value for op in operations if isinstance(op, warp.PipelineOp)
-        )
-
-    def values_in(self, op) -> list:
-        """Values that the body of a loop computes."""
-        if op not in self._values:
-            self._values[op] = _values_in(op.operation.regions[0].blocks[0])
-        return self._values[op]
-
-
-_STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp, warp_tmem.TmemAllocOp, warp_tmem.TmemOp, warp_tmem.RowBoxOp)
-
-
-def _operations(op):
-    for region in op.operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner
-                yield from _operations(inner)
-
-
-def _overlap(a, b) -> bool:
-    return a[0] < b[1] and b[0] < a[1]
-
-
-def _tree(block) -> list:
-    """[(operation, type, body or None)], maps' regions left out."""
-    nodes = []
-    for op in block.operations:
-        nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, (warp.ElectOp, warp.WhenOp, warp.WalkOp))
-        nodes.append((op, type(op), _tree(op.operation.regions[0].blocks[0]) if nested else None))
-    return nodes
-
-
-@dataclass
-class _Slot:
-    """One stage of a pipe. Phases count completions: `filled` of the full barrier, `emptied` of the empty one."""
-
-    filled: int = 0
-    armed: bool = False
-    bytes_in: int = 0
-    emptied: int = 0
-    arrivals: int = 0
-    fills: int = 0  # arrivals at the full barrier, where no bytes are counted
-    full_clock: dict = field(default_factory=dict)  # what those who filled it, or emptied it, knew
-    empty_clock: dict = field(default_factory=dict)
-    buffers: set = field(default_factory=set)  # what its bytes went to
-    readers: set = field(default_factory=set)  # agents that waited for it and did not release it yet
-
-
-@dataclass
-class _Cell:
-    """One slot of a buffer, as one agent wrote and read it."""
-
-    version: int = 0  # how often it was written
-    visible_from: float = 0  # the role's barrier from which on the last write may be read; inf until it is fenced
-    fenced: bool = True
-    reads: int = 0  # MMAs that read this version
-    free_from: int = 0  # the role's barrier from which on the last read is known to be complete
-
-
-@dataclass(frozen=True)
-class _Store:
-    """A TMA store or addition under way."""
-
-    op: object
-    slot: _Slot | None = None  # that it reads, of a buffer that was handed over
-
-    @property
-    def adds(self) -> bool:
-        return isinstance(self.op, warp.TmaAddOp) or self.op.add.value
-
-
-@dataclass
-class _Place:
-    """A state operand: slot, parity, and what its agent did with the slot."""
-
-    pipe: object
-    stage: int
-    phase: int
-    producer: bool
-    group: int = 0
-    cta: int = 0
-    seen: int = -1  # phases of its slots that it waited for; -1: it never waits
-    acquired: bool = False
-    waited: bool = False
-    released: bool = False
 
 
 def _forget(values, known) -> None:
@@ -156,50 +38,7 @@ def _forget(values, known) -> None:
         known.pop(value, None)
 
 
-def _values_in(block) -> list:
-    """Results of all operations of a block, nested ones too; `arith` ones are the only ones that scalars are computed from."""
-    found = []
-    for op in block.operations:
-        found += op.operation.results
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                found += _values_in(inner)
-    return found
-
-
-class _Agent:
-    def __init__(self, machine, role, group, warps, cta):
-        self.machine, self.role, self.group, self.warps, self.cta = machine, role, group, warps, cta
-        self.scalars = machine.scalars.fork(cta)
-        self.places = {}
-        self.in_flight = []  # groups: (written fragments, read fragments, [(slot, buffer)], [(buffer, slot)])
-        self.open_group = [set(), set(), [], []]
-        self.turn_known_to, self.adding = "", False  # who knows that a count has come; whether threads' additions may be under way
-        self.incomplete = []  # TMA stores that are not known to be complete
-        self.cells = {}  # (buffer, slot) -> _Cell, of buffers that MMAs read and this role's threads write
-        self.group_barriers = 0
-        self.fenced, self.synced = set(), set()  # buffers written here: after the proxy fence, after the barrier
-        self.handing = {}  # place in a pipe -> how far its slot is on the way to another role: "written", "fenced", "synced"
-        self.wrote, self.unread = set(), {}  # buffers written here, and by which operation if nothing read them since
-        self.fence_seen, self.unfenced = False, set()  # fragments accessed since the last wgmma.fence
-        self.defined = set()  # fragments with a value
-        self.unsynced = []  # slots that the lanes of its warps read, each for itself
-        self.lanes_wrote = False  # an operand of an MMA, each for itself
-        self.has_turn = False
-        self.open_stores, self.store_groups, self.drained = (
-            [],
-            [],
-            set(),
-        )  # TMA stores; drained: waited for by one thread, not yet known to all
-        self.clock = {}  # agent -> how far it is known to have come
-        self.passed = False  # whether lanes passed on, or took, row vectors since they met
-        self.loading, self.stores = set(), set()  # fragments, tiles in tensor memory: asynchronous copies not waited for
-        self.blocked_on = None
-        self.steps = machine.walk(self, machine.program.bodies[role])
-        self.name = role.sym_name.value + (f", warpgroup {group}" if warps == 4 else "") + (f", CTA {cta}" if cta else "")
-
-
-class _Machine(TmemRules):
+class _Machine(SharedRules, TmemRules):
     def __init__(self, program, scalars):
         self.program, self.scalars = program, scalars
         self.slots, self.barriers, self.epoch = {}, {}, {}
@@ -218,7 +57,7 @@ class _Machine(TmemRules):
             for role in program.roles:
                 active = 0 if cta and role.leader.value else role.active.value
                 groups = range(active // 4) if active >= 4 else [0] if active else []
-                self.agents += [_Agent(self, role, g, 4 if active >= 4 else active, cta) for g in groups]
+                self.agents += [Agent(self, role, g, 4 if active >= 4 else active, cta) for g in groups]
 
     def run(self) -> None:
         running = list(self.agents)
@@ -347,18 +186,18 @@ class _Machine(TmemRules):
 
     # -- pipes
 
-    def slot(self, place, cta: int | None = None) -> _Slot:
+    def slot(self, place, cta: int | None = None) -> Slot:
         """The slot of this CTA, or of `cta`: who empties it, and as a rule who fills it."""
-        return self.slots.setdefault((place.pipe, place.group, place.stage, place.cta if cta is None else cta), _Slot())
+        return self.slots.setdefault((place.pipe, place.group, place.stage, place.cta if cta is None else cta), Slot())
 
-    def full(self, place) -> _Slot:
+    def full(self, place) -> Slot:
         """The slot whose full barrier is meant: of a pipe with `leader` that of the pair's first CTA."""
         return self.slot(place, 0 if place.pipe.owner.opview.leader.value else None)
 
     def state(self, agent, op) -> None:
         group = agent.group if op.group is None and op.pipe.owner.opview.groups.value > 1 else op.group.value if op.group is not None else 0
         producer = op.phase.value == 1
-        agent.places[op.out] = _Place(op.pipe, 0, op.phase.value, producer, group, agent.cta, seen=-1 if producer else 0)
+        agent.places[op.out] = Place(op.pipe, 0, op.phase.value, producer, group, agent.cta, seen=-1 if producer else 0)
 
     def acquire(self, agent, op):
         place = agent.places[op.state]
@@ -559,43 +398,6 @@ class _Machine(TmemRules):
         agent.open_group[1] |= a_fragment
         agent.open_group[2] += reads
 
-    def read_slot(self, agent, op, buffer, state):
-        """An MMA reads a slot, or None for a buffer that threads wrote."""
-        if state is None or warp.is_slot_number(state):
-            self._read_written(agent, op, buffer, 0 if state is None else agent.scalars.value(state))
-            return None
-        return self._check_slot(agent, op, buffer, state)
-
-    def _check_slot(self, agent, op, buffer, state):
-        """The slot, which is full and holds what `op` means."""
-        place = agent.places[state]
-        if not place.waited or place.released:
-            raise op_diagnostic(
-                op,
-                "reads a slot of its buffer that was not waited for",
-                why="who fills it may still be writing it",
-                fix="put warp.wait before it, and warp.release after",
-            )
-        self._check_stage(op, buffer, place)
-        if buffer not in self.full(place).buffers:
-            raise op_diagnostic(
-                op,
-                "reads a buffer by the state of another one",
-                why="what its pipeline has filled is a different buffer",
-                fix="name the state of the pipeline that the buffer goes through",
-            )
-        if any((cta, buffer) in self.overwritten for cta in self.ctas_of(agent, op)):
-            raise op_diagnostic(op, "reads a buffer that was overwritten", why="another buffer over the same bytes was written before")
-        return self.full(place)
-
-    def plain_read(self, agent, op) -> None:
-        """Threads read a slot into registers."""
-        if op.state is None:
-            raise op_diagnostic(op, "has no pipe", why="nobody says that its bytes have come", fix="run warp-insert-barriers")
-        agent.unsynced.append(self._check_slot(agent, op, op.buffer, op.state))
-        self.last_read[agent, op.buffer] = self.epoch.get(agent, 0)
-        self.touch(agent, op)
-
     def sync_warp(self, agent, op) -> None:
         idle = not agent.unsynced and not agent.lanes_wrote and "fenced" not in agent.handing.values() and agent.turn_known_to != "one"
         if idle and agent.role not in self.program.passes_rows:
@@ -603,32 +405,6 @@ class _Machine(TmemRules):
                                 "wait for a turn", fix="remove it")
         agent.unsynced, agent.lanes_wrote, agent.turn_known_to, agent.passed = [], False, "", False
         agent.handing = {state: "synced" if how == "fenced" else how for state, how in agent.handing.items()}
-
-    def _read_written(self, agent, op, buffer, number: int) -> None:
-        """An MMA reads a slot that threads of the role write: all writers whose part it reads must have written it as often as this one."""
-        agent.unread.pop((buffer, number), None)
-        if not 0 <= number < buffer.type.shape[0]:
-            raise op_diagnostic(op, f"reads slot {number} of a buffer that has {buffer.type.shape[0]}", fix="give it more stages")
-        own = agent.cells.setdefault((buffer, number), _Cell())
-        for other in self._sharers(agent, op, buffer):
-            theirs = other.cells.get((buffer, number), _Cell())
-            if not theirs.version or theirs.version != own.version or self._barriers(agent, buffer) < theirs.visible_from:
-                raise op_diagnostic(
-                    op,
-                    "reads a buffer that "
-                    + ("its warpgroup's writes have" if other is agent else f"the writes of role {other.name} have")
-                    + " not reached",
-                    why="writes of threads reach wgmma by a fence and a barrier",
-                    fix="put warp.fence_async and warp.barrier after the write",
-                )
-        own.reads += 1
-        own.free_from = math.inf
-        agent.open_group[3].append((buffer, number))
-
-    def _sharers(self, agent, op, buffer) -> list:
-        """The agents whose parts of the buffer this MMA reads."""
-        of_role = self.fellows(agent)
-        return [agent] if shared_exchange.reads_own_part(op, buffer, len(of_role)) else of_role
 
     def fellows(self, agent) -> list:
         """The agents of its role, in its CTA."""
@@ -682,103 +458,6 @@ class _Machine(TmemRules):
 
     # -- shared memory of threads
 
-    def _write_slot(self, agent, op) -> None:
-        """A slot that another role takes over."""
-        place = agent.places[op.slot]
-        if not place.acquired:
-            raise op_diagnostic(op, "writes a slot that was not acquired", why="who takes it over may not be done with its last content",
-                                fix="put warp.acquire before it")
-        self._check_stage(op, op.buffer, place)
-        self.slot(place).buffers = {op.buffer}
-        agent.handing[op.slot] = "written"
-
-    def check_handed_over(self, agent, op) -> None:
-        if self._arrivals(agent.places[op.state]) and agent.handing.pop(op.state, "") != "synced":
-            raise op_diagnostic(op, "hands a slot over before its warp's writes can be seen", why="the lanes' writes reach TMA by a fence "
-                                "of each, and one lane arrives for its warp", fix="put warp.fence_async and then warp.sync_warp before it")
-
-    def store_shared(self, agent, op) -> None:
-        self.touch(agent, op)
-        self._check_overwrite(agent, op, op.buffer)
-        if op.slot is not None and not warp.is_slot_number(op.slot):
-            self._write_slot(agent, op)
-            return
-        number = 0 if op.slot is None else agent.scalars.value(op.slot)
-        stored = _stored_slots([store for group in [agent.open_stores, *agent.store_groups] for store in group])
-        if (op.buffer, number) in [*agent.drained, *stored]:
-            raise op_diagnostic(
-                op,
-                "overwrites a buffer that a TMA store may still read",
-                why="the store was not waited for, or only one thread knows",
-                fix="put warp.store_wait and then warp.barrier before it",
-            )
-        agent.wrote.add(op.buffer)
-        agent.fenced.discard(op.buffer)
-        agent.synced.discard(op.buffer)
-        self.write_operand(agent, op)
-        self._write_cell(agent, op, number)
-
-    def _write_cell(self, agent, op, number: int) -> None:
-        """All MMAs that read what the slot held must be known to be complete, those of other warpgroups too."""
-        if not 0 <= number < op.buffer.type.shape[0]:
-            raise op_diagnostic(op, f"writes slot {number} of a buffer that has {op.buffer.type.shape[0]}", fix="give it more stages")
-        agent.unread[op.buffer, number] = op
-        own = agent.cells.setdefault((op.buffer, number), _Cell())
-        narrow = self.program.exchanged[agent.role].get(op.buffer) == "warpgroup"
-        for other in [agent] if narrow else self.fellows(agent):
-            theirs = other.cells.get((op.buffer, number), _Cell())
-            behind = theirs.version < own.version or (theirs.version == own.version and theirs.reads < own.reads)
-            busy = theirs.version == own.version and theirs.free_from > self._barriers(agent, op.buffer)
-            if own.reads and (behind or busy):
-                raise op_diagnostic(
-                    op,
-                    "overwrites a slot that an MMA may still read",
-                    why=f"role {other.name} reads it, and no wait with a barrier behind it says that it is done",
-                    fix="put warp.wgmma_wait and then warp.barrier before it, or give the buffer more stages",
-                )
-        agent.cells[op.buffer, number] = _Cell(own.version + 1, visible_from=math.inf, fenced=False)
-
-    def _check_overwrite(self, agent, op, buffer) -> None:
-        for other in self.program.overlapping[buffer]:
-            for reader in [a for a in self.agents if a.cta == agent.cta]:
-                read_at = self.last_read.get((reader, other))
-                if read_at is not None and read_at >= self.epoch.get(reader, 0):
-                    raise op_diagnostic(
-                        op,
-                        "overwrites bytes of another buffer that may still be read",
-                        why=f"role {reader.name} read it, and no barrier of the role came after",
-                        fix='put warp.barrier {scope = "role"} before it',
-                    )
-            self.check_mma_reads(agent, op, other)
-            for _, _, reads, _ in [g for a in self.agents if a.cta == agent.cta for g in [*a.in_flight, a.open_group]]:
-                if any(b == other for _, b in reads):
-                    raise op_diagnostic(op, "overwrites bytes of another buffer that an MMA in flight reads")
-            self.overwritten.add((agent.cta, other))
-
-    def fence_async(self, agent, op) -> None:
-        agent.fenced |= agent.wrote
-        self.fence_operands(agent, op.cluster.value)
-        agent.handing = {state: "fenced" if how == "written" else how for state, how in agent.handing.items()}
-        for (buffer, _), cell in agent.cells.items():
-            if not cell.fenced:
-                cell.fenced, cell.visible_from = True, self._barriers(agent, buffer) + 1
-
-    def tma_store(self, agent, op) -> None:
-        if op.buffer not in agent.synced:
-            raise op_diagnostic(
-                op,
-                "stores a buffer that its warpgroup's writes have not reached",
-                why="writes of threads reach TMA by a fence and a barrier",
-                fix="put warp.fence_async and warp.barrier before it",
-            )
-        agent.open_stores.append(_Store(op))
-        agent.unread.pop((op.buffer, op.slot.value), None)
-
-    def tma_add(self, agent, op) -> None:
-        if op.state is None:
-            raise op_diagnostic(op, "has no pipe", why="nobody says that its buffer is written", fix="run warp-insert-barriers")
-        agent.open_stores.append(_Store(op, self._check_slot(agent, op, op.buffer, op.state)))
-
     # -- additions in turn
 
     def global_add(self, agent, op) -> None:
@@ -800,20 +479,6 @@ class _Machine(TmemRules):
                 why="threads' additions are known by a barrier, those of TMA stores by a wait for their completion",
                 fix="put warp.barrier, or warp.store_wait {complete = true}, before it",
             )
-
-    def store_commit(self, agent, op) -> None:
-        if not agent.open_stores:
-            raise op_diagnostic(op, "closes a group without stores", why="there was no warp.tma_store since the last one", fix="remove it")
-        agent.store_groups.append(agent.open_stores)
-        agent.incomplete += agent.open_stores
-        agent.open_stores = []
-
-    def store_wait(self, agent, op) -> None:
-        done = max(0, len(agent.store_groups) - op.pending.value)
-        agent.drained |= set(_stored_slots([store for group in agent.store_groups[:done] for store in group]))
-        agent.store_groups = agent.store_groups[done:]
-        if op.complete.value:
-            agent.incomplete = [store for group in agent.store_groups for store in group]
 
     # -- named barriers
 
@@ -860,11 +525,6 @@ class _Machine(TmemRules):
         agent.has_turn = False
         groups = len(self.fellows(agent))
         self._arrive(self.barriers.setdefault((op.id.value + (agent.group + 1) % groups, "turn"), [0, 0]), 2)
-
-
-def _stored_slots(stores: list) -> list:
-    """(buffer, slot) of what TMA stores read of their own role's buffers."""
-    return [(store.op.buffer, store.op.slot.value) for store in stores if isinstance(store.op, warp.TmaStoreOp)]
 
 
 def fragments_touched(op) -> tuple[set, set]:

@@ -15,6 +15,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
 from . import protocol
+from .protocol_state import byte_range
 from .registry import register_pass
 
 
@@ -323,7 +324,7 @@ class _Static:
         for op in self._of(warp.PipelineOp):
             spans.append((op.offset.value, op.offset.value + 8 * op.stages.value * op.groups.value * (2 if op.arrivals.value else 1), op))
         for op in self._of(warp.BufferOp):
-            spans.append((*protocol.byte_range(op.out), op))
+            spans.append((*byte_range(op.out), op))
         for op in self._of(warp_tmem.TmemAllocOp):
             spans.append((op.word.value, op.word.value + 4, op))
         for op in self._of(warp_tmem.RowBoxOp):
