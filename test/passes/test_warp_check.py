@@ -171,8 +171,8 @@ FAULTS = [
         lambda o: set_number(o.all("buffer")[3], "offset", 1 << 18),
         "takes bytes 262144 to 294912, but the kernel has",
     ),
-    Fault("mbarriers in a buffer", lambda o: set_number(pipe_of(o, 1), "offset", 2048), "mbarriers, and row vectors that roles exchange, share no bytes"),
-    Fault("mbarriers in mbarriers", lambda o: set_number(pipe_of(o, 2), "offset", 16), "mbarriers, and row vectors that roles exchange, share no bytes"),
+    Fault("mbarriers in a buffer", lambda o: set_number(pipe_of(o, 1), "offset", 2048), "row vectors that roles exchange, share no bytes"),
+    Fault("mbarriers in mbarriers", lambda o: set_number(pipe_of(o, 2), "offset", 16), "row vectors that roles exchange, share no bytes"),
     Fault("less shared memory", lambda o: set_number(o["kernel"], "smem_bytes", 65536), "but the kernel has 65536"),
     Fault(
         "more shared memory than there is",
