@@ -40,6 +40,8 @@ def _same_places(row, tile, roles: list) -> bool:
     if any(ours != theirs or len(set(ours)) < len(ours) for ours, theirs in loads):
         return False
     reads = [[set(_blocks(role, buffer, _reads_first)) for buffer in (row, tile)] for role in roles]
+    if any(ours and asked[0] for (ours, _), asked in zip(reads, loads)):
+        return False  # a role that loads for itself would wait for the tile before it has asked for the row
     return all(ours == theirs for ours, theirs in reads) and any(ours for ours, _ in reads)
 
 

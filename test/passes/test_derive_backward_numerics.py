@@ -49,7 +49,7 @@ def test_examples_in_bf16(path, pipeline):
     do = torch.randn(1, 65, 4, 128, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     got, want = in_kernel_dtypes(path.read_text(), sizes, inputs, {"o": do}, pipeline)
     if "dslopes" in want:  # f32 throughout: delta is not taken from the stored O, whose rounding distances would multiply
-        assert worst({"dslopes": got["dslopes"]}, {"dslopes": want.pop("dslopes")}) < 2**-16
+        assert worst({"dslopes": got["dslopes"]}, {"dslopes": want.pop("dslopes")}) < 2**-15
     assert 1e-4 < worst(got, want) < 2**-6
 
 
