@@ -378,8 +378,11 @@ class Role:
             body(op, env)
 
     def _map_body(self, op, env) -> None:
+        self.copy_region(op, warp.MapOp(target=self.fragment(op.out), inputs=[self._input(v) for v in op.inputs], loc=op.location), env)
+
+    def copy_region(self, op, new, env) -> None:
+        """The scalar code of a tile.map into what it becomes."""
         source = op.body.blocks[0]
-        new = warp.MapOp(target=self.fragment(op.out), inputs=[self._input(v) for v in op.inputs], loc=op.location)
         block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
         inner = dict(env)
         inner.update(zip(source.arguments, block.arguments, strict=True))

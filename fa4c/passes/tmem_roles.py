@@ -15,7 +15,7 @@ from ..ir.mlir import arith, ir
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
 from .register_pressure import MAP_COLUMNS
-from .role_ops import RULES, Role, clone_op, i64, index_constant, is_load, is_row, is_staged, location_of, operations_within
+from .role_ops import RULES, Role, i64, index_constant, is_load, is_row, is_staged, location_of, operations_within
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
 from .warp_specialize import _Kernel
 
@@ -265,12 +265,7 @@ class _TmemRole(Role):
             target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=i64(self.chunk),
             reader=self._reader(op, *[v for v in op.inputs if is_row(v)]), loc=op.location,
         )  # fmt: skip
-        block = new.body.blocks.append(*[a.type for a in source.arguments], arg_locs=[op.location] * len(source.arguments))
-        inner = dict(env)
-        inner.update(zip(source.arguments, block.arguments, strict=True))
-        with ir.InsertionPoint(block):
-            for body_op in source.operations:
-                clone_op(body_op, inner)
+        self.copy_region(op, new, env)
 
     def global_add(self, op, env) -> None:
         """Part after part, in the slots in turn."""
