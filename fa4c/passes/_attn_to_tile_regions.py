@@ -103,13 +103,18 @@ def constant_result(block, known: dict, never: dict | None = None) -> float | No
 
 
 def _absorbed(operation, operands: list, never: dict):
-    """The result where one operand decides it: 0 in a product, an infinity in a sum with what is never the other one."""
-    if operation.name not in ("arith.mulf", "arith.addf") or operands.count(None) != 1:
+    """The result where one operand decides it: 0 in a product, an infinity in a sum or a difference with what never undoes it."""
+    if operation.name not in ("arith.mulf", "arith.addf", "arith.subf") or operands.count(None) != 1:
         return None
-    known, other = (operands[0], operation.operands[1]) if operands[1] is None else (operands[1], operation.operands[0])
+    at = 0 if operands[1] is None else 1
+    known, other = operands[at], operation.operands[1 - at]
     if operation.name == "arith.mulf":
         return known if known == 0 else None
-    return known if np.isinf(known) and never.get(other) == ("inf" if known < 0 else "-inf") else None
+    subtracts = operation.name == "arith.subf"
+    undone_by = known if subtracts else -known  # inf - inf is no number, nor is inf + -inf
+    if not np.isinf(known) or never.get(other) != ("inf" if undone_by > 0 else "-inf"):
+        return None
+    return -known if subtracts and at == 1 else known
 
 
 def is_linear(block, argument) -> bool:

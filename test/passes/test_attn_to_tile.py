@@ -352,6 +352,26 @@ def test_blocks_outside_the_band_are_not_visited():
     assert np.isnan(programs.run_tile(text, TO_TILE, inputs)["o0"]).any()
 
 
+@pytest.mark.parametrize(("exponent", "never", "visited"), [
+    ("%z = arith.addf %xu, %xw : f32", "inf", False),
+    ("%z = arith.subf %xu, %xw : f32", "-inf", False),  # as a backward has it without attn-exp-to-exp2
+    ("%n = arith.subf %xw, %xu : f32\n    %z = arith.negf %n : f32", "-inf", False),
+    ("%z = arith.subf %xu, %xw : f32", "inf", True),  # -inf - -inf is no number: P is not known to be 0
+    ("%z = arith.addf %xu, %xw : f32", "-inf", True),
+])
+def test_blocks_that_exp_makes_0_are_not_visited(exponent, never, visited):
+    """P = exp(s -+ w), w a row vector that is never one infinity; infinite values where P is 0 tell."""
+    given = argument("w", "tensor<?xf32>", "b hq", "m").replace("{", f'{{attn.never = "{never}", ')
+    to_p = map_op("p", ["u", "w"], f"\n    {exponent}\n    %y = math.exp %z : f32", shapes=("?x?", "?"))
+    body = gemm_qk() + mask_op("u", "s", CAUSAL) + to_p + cast("pc", "p") + gemm_pv()
+    text = function(body, [("o", "tensor<?x16xf32>", "m dv")], arguments=(given,), align="top_left")
+    inputs = programs.make_inputs(text, dict(b=1, hq=1, hkv=1, m=64, n=200))
+    want = programs.run_attn(text, inputs)
+    inputs["v"][:, 96:] = np.inf
+    found = programs.run_tile(text, BANDED, inputs)
+    assert np.isnan(found["o0"]).any() if visited else programs.difference(want, found) < 2e-6
+
+
 def test_scale_is_the_softmaxs():
     scaled = attention(score="").replace('"attn.softmax"(%s)', '"attn.softmax"(%s) {scale = 0.125 : f32}')
     sizes = dict(b=1, hq=1, hkv=1, m=65, n=40)
