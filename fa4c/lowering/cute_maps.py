@@ -13,7 +13,7 @@ from ..ir.mlir import ir
 _PACKED = {
     "arith.addf": "add_pair", "arith.subf": "sub_pair", "arith.mulf": "mul_pair", "math.fma": "fma_pair", "math.tanh": "tanh_pair",
 }
-_HALVES = {"bf16": "bf16x2", "f16": "f16x2"}
+_HALVES = ("bf16", "f16")
 
 
 class MapRules:
@@ -26,7 +26,7 @@ class MapRules:
 
     def map_elements(self, body, elements: list[str], texts: dict, store) -> None:
         """Emit the body for one or two elements; `texts`: argument -> its value's text for each. `store(element, result)` emits what becomes
-        of one result, `store(element, a, b, dtype)` of two that are f32 still and that one instruction converts."""
+        of one result, `store(element, a, b)` of two that are f32 still and that one instruction converts."""
         pairs = {}  # value -> its two names, where they differ
         used = uses(body)
         for argument, each in texts.items():
@@ -51,7 +51,7 @@ class MapRules:
                 for inner in [*products, op]:
                     self.emit(inner)
         if rounded in pairs:
-            store(elements[0], *pairs[rounded], str(result.type))
+            store(elements[0], *pairs[rounded])
             return
         if rounded is not None:  # the same for both
             self.emit(result.owner.opview)
@@ -85,9 +85,9 @@ class MapRules:
                 names[number] = self.operand(op.operation.results[0])
         return names
 
-    def store_halves(self, target: str, element: str, a: str, b: str, dtype: str) -> None:
+    def store_halves(self, target: str, element: str, a: str, b: str) -> None:
         """Two neighbouring 16-bit elements of a fragment."""
-        self.top(f'store_halves({target}, {element}, {a}, {b}, "{_HALVES[dtype]}")')
+        self.top(f"store_halves({target}, {element}, {a}, {b})")
 
 
 def _products(operations) -> dict:

@@ -16,6 +16,7 @@ from .. import targets
 from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
+from ..ir.tile import space_of
 from . import parameters
 from .cute_maps import MapRules
 from .cute_tiles import TileRules
@@ -30,7 +31,7 @@ _RESERVED = (
     "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
     "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
     "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row warp_sum "
-    "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair pair_barrier send_row arrive_at_leader"
+    "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair pair_barrier send_row arrive_at_leader hold"
 ).split()
 
 
@@ -50,6 +51,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.values = {}  # SSA value -> Python expression
         self.top = Lines(1)
         self.role = None
+        self.held = {}  # condition -> the register that holds it
         self.packed = packed  # fp32 operations of one instruction
 
     def source(self) -> str:
@@ -271,8 +273,23 @@ class _Kernel(TileRules, TmemRules, MapRules):
         body = op.regions[0].blocks[0]
         self.values[body.arguments[0]] = name
         step_text = "" if step == "1" else f", {step}"
+        held = self._hold_conditions(body)
         with self.top.block(f"for {name} in cutlass.range({lower}, {upper}{step_text}, unroll=1):"):
             self.block(body)
+        for cond in held:
+            del self.held[cond]
+
+    def _hold_conditions(self, body) -> list:
+        """Conditions of a loop's guards that are known in front of it, each into a register: LLVM would compare again in every iteration,
+        and load the parameters for it. Not where registers are short, as where they hold all tiles.
+        """
+        found = []
+        for op in _walk(body) if self.layout.rows == 128 else ():
+            if isinstance(op, warp.WhenOp) and space_of(op.cond.type) != "reg" and op.cond in self.values and op.cond not in self.held:
+                self.held[op.cond] = self.names.fresh("held")
+                self.top(f"{self.held[op.cond]} = hold({self.operand(op.cond)})")
+                found.append(op.cond)
+        return found
 
     def if_op(self, op) -> None:
         if len(op.operation.results) or len(op.regions[1].blocks):

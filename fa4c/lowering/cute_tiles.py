@@ -332,8 +332,9 @@ class TileRules:
             self.top(f"{self.operand(op.target)}[{r}] = {self.operand(op.source)}[{r}]")
 
     def when(self, op) -> None:
-        cond = self.operand(op.cond)
-        with self.top.block(f"if {cond}[0] != 0:" if space_of(op.cond.type) == "reg" else f"if {cond}:"):
+        cond = self.held.get(op.cond) or self.operand(op.cond)
+        vote = space_of(op.cond.type) == "reg"
+        with self.top.block(f"if {cond}[0] != 0:" if vote else f"if {cond} != 0:" if op.cond in self.held else f"if {cond}:"):
             # without it LLVM may turn the branch into a select an element, which costs more than it saves
             self.top('prims.ptx_add_comment("warp.when")')
             self.block(op.body.blocks[0])

@@ -22,6 +22,11 @@ def select(kind, condition, a, b):
         return kind(a) if condition else kind(b)
     return kind(select_(condition, kind(a), kind(b)))
 ''',
+    "hold": '''
+def hold(condition):
+    """1 or 0 in a register, of which the compiler does not know how it came about."""
+    return prims.inline_ptx("mov.b32 $0, $1;", write_only_types=[Int32], read_only_args=[select(Int32, condition, 1, 0)])
+''',
     "truncated_div": '''
 def truncated_div(a, b):
     """a / b rounded towards zero, for b > 0; DSL and Python division round down."""
@@ -152,6 +157,7 @@ def warp_rows_sum(x):
 }
 _HELPERS.update(TMEM_HELPERS)
 _NEEDS = {
+    "hold": ["select"],
     "truncated_div": ["select"],
     "read_element": ["select"],
     "exchange_if": ["select"],

@@ -97,10 +97,11 @@ def send_row(pointer, peer, row, source, first, columns, rows, swizzle):
         prims.inline_ptx("st.shared::cluster.v4.b32 [$0], {$1, $2, $3, $4};", read_only_args=[address, *piece])
 ''',
     "store_halves": '''
-def store_halves(target, at, a, b, kind):
-    """target[at], target[at + 1] = a, b, converted by one instruction; `kind`: bf16x2 or f16x2, whose upper half is the first operand."""
-    both = prims.inline_ptx(f"cvt.rn.{kind}.f32 $0, $2, $1;", write_only_types=[Int32], read_only_args=[a, b])
-    cute.recast_tensor(target, Int32)[at // 2] = both
+def store_halves(target, at, a, b):
+    """target[at], target[at + 1] = a, b, converted to 16 bits by one instruction."""
+    two = cute.make_rmem_tensor(2, Float32)
+    two[0], two[1] = a, b
+    cute.make_tensor(target.iterator + at, cute.make_layout(2)).store(two.load().to(target.element_type))
 ''',
     "add_pair": '''
 def add_pair(a, b):
