@@ -15,6 +15,7 @@ works for iteration k - s, and operations are issued in ascending order. `pipeli
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,6 +122,8 @@ def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_
                 found = minimum_ii(graph, assigned, pinned_order=pinned_order, at_most=best[1].ii if fits else None, limit=min(limit, left))
                 left -= found.decided
                 found.stages, found.order = assigned, step_order(graph, assigned, found, pinned_order=pinned_order, limit=min(limit, left))
+                if excess(assigned, found.order) and not pinned_order:
+                    found = _leaner(graph, found, min(limit, left), excess)
             except Unschedulable as error:
                 failure = failure or error
                 continue
@@ -131,6 +134,22 @@ def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_
             break
     if best is None:
         raise failure or Unschedulable(_circle(graph))
+    return best[1]
+
+
+_ORDERS = 120  # of asynchronous operations: so many are looked at
+
+
+def _leaner(graph: Graph, found: Schedule, limit: int, excess) -> Schedule:
+    """As quick, with another order of the asynchronous operations where that lacks less; each order is completed as reads best."""
+    best = excess(found.stages, found.order), found
+    for wanted in itertools.islice(itertools.permutations(i for i in found.order if graph.ops[i].asynchronous), _ORDERS):
+        with contextlib.suppress(Unschedulable):
+            other = minimum_ii(graph, found.stages, pinned_order=wanted, at_most=found.ii, limit=limit)
+            other.stages, other.order = found.stages, step_order(graph, found.stages, other, pinned_order=wanted, limit=limit)
+            best = min(best, (excess(other.stages, other.order), other), key=lambda entry: entry[0])
+        if not best[0]:
+            break
     return best[1]
 
 
@@ -252,7 +271,9 @@ def _circle(graph: Graph) -> list[int]:
 
 
 class _Times:
-    """Numbers the unknown times: 0 is the beginning of the step, then issue and start of each operation."""
+    """Numbers the unknown times: 0 is the beginning of the first stream's step, then issue and start of each operation, then the
+    beginnings of the other streams' steps.
+    """
 
     def __init__(self, graph: Graph):
         n = len(graph.ops)
@@ -263,6 +284,9 @@ class _Times:
             if op.asynchronous:
                 self.start[i] = self.count
                 self.count += 1
+        streams = dict.fromkeys(graph.ops[i].stream for i in graph.stepped())
+        self.step = {stream: self.count + n - 1 if n else 0 for n, stream in enumerate(streams)}
+        self.count += max(0, len(streams) - 1)
 
 
 def _base(graph: Graph, stages: Sequence[int] | None) -> list[tuple[int, int, int, int]]:
@@ -280,7 +304,8 @@ def _base(graph: Graph, stages: Sequence[int] | None) -> list[tuple[int, int, in
             span = len(graph.ops) + sum(e.distance for e in graph.edges if i in (e.src, e.dst)) + 2
             constraints += [(0, times.issue[i], 0, span if i in graph.free else 0), (times.issue[i], 0, 0, span)]
         else:
-            constraints += [(0, times.issue[i], 0, -stages[i]), (times.issue[i], 0, op.issue, stages[i] + 1)]
+            step = times.step[op.stream]
+            constraints += [(step, times.issue[i], 0, -stages[i]), (times.issue[i], step, op.issue, stages[i] + 1)]
     return constraints
 
 
