@@ -189,6 +189,8 @@ class Kernel:
             return tile
         if (value, fill) not in self._guarded:
             self._guarded[value, fill] = self._select_keys(tile, fill)
+            if value in self.plan.settled:
+                self.values[value] = self._guarded[value, fill]
         return self._guarded[value, fill]
 
     def _select_keys(self, tile, fill: float):

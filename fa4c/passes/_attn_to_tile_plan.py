@@ -61,6 +61,7 @@ class Plan:
     kinds: dict = field(default_factory=dict)
     sinks: list = field(default_factory=list)  # what accumulates over the columns: (position, operand)
     guards: dict = field(default_factory=dict)  # position -> what its operand must be past the last column, where it is not so by itself
+    settled: set = field(default_factory=set)  # values that all later readers take guarded: before, nobody knew what lay past the end
 
     def __post_init__(self):
         self.rows = self.facts.stationary
@@ -298,7 +299,10 @@ def _cast(plan: Plan, position: int, op) -> None:
     kind = plan.kinds.get(op.x, Final())
     if isinstance(kind, Score) and not _finite(kind.beyond):
         plan.guards[position] = 0.0  # here, in f32, rather than behind the cast, in front of the GEMM
-        kind = replace(kind, beyond=0.0)
+        unknown, kind = kind.beyond is None, replace(kind, beyond=0.0)
+        if unknown:  # else P would be kept twice: as it is for dS, and guarded for dV
+            plan.settled.add(op.x)
+            plan.kinds[op.x] = kind
     plan.kinds[op.out] = kind
 
 

@@ -48,9 +48,10 @@ def run(artifact, given: dict[str, torch.Tensor], wanted, **options) -> dict[str
     return outputs
 
 
-def run_reported(artifact, given: dict[str, torch.Tensor], wanted, **options) -> tuple[dict[str, torch.Tensor], list]:
-    """(outputs, one report for each launch). `options` go to `emulator.launch`: schedule, schedule_seed, hazards, strict,
-    progress, processes."""
+def run_reported(artifact, given: dict[str, torch.Tensor], wanted, *, workspaces: dict[str, torch.Tensor] | None = None,
+                 **options) -> tuple[dict[str, torch.Tensor], list]:
+    """(outputs, one report for each launch). `workspaces`, where given, is filled with what the launches leave in theirs. `options` go to
+    `emulator.launch`: schedule, schedule_seed, hazards, strict, progress, processes."""
     from .emulator import launch
 
     program = artifact.program
@@ -93,6 +94,8 @@ def run_reported(artifact, given: dict[str, torch.Tensor], wanted, **options) ->
                 )
             )
             after = reports[-1]
+    if workspaces is not None:
+        workspaces |= {w.name: tensors[w.name] for w in plan.workspaces}
     return {name: tensors[name] for name in wanted}, reports
 
 
