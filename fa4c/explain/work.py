@@ -66,13 +66,15 @@ def work(op, target, role: Role | None = None, folded=()) -> Counter:
         return rule(op, target)
     if isinstance(op, (warp.MapOp, warp_tmem.TmemMapOp)):
         return _warp_map(op, role, folded)
+    if isinstance(op, warp.ReduceOp):
+        return _warp_reduce(op, target, role)
     rule = _WARP.get(type(op))
     return Counter() if rule is None else rule(op, role)
 
 
 def has_rule(kind: type) -> bool:
     """Whether a class of operations is counted."""
-    return kind in _TILE or kind in _WARP or kind in (warp.MapOp, warp_tmem.TmemMapOp)
+    return kind in _TILE or kind in _WARP or kind in (warp.MapOp, warp_tmem.TmemMapOp, warp.ReduceOp)
 
 
 def bytes_of(kind) -> int:
@@ -278,9 +280,9 @@ def _row_of(kind):
     return tile.tile_type([kind.shape[0]], kind.element_type, "reg")
 
 
-def _warp_reduce(op, role) -> Counter:
+def _warp_reduce(op, target, role) -> Counter:
     rows = role.lanes(op.target.type) if op.target.type.rank == 1 else 0
-    return _lanes_work(op_costs.reduce_work(op.kind.value, role.lanes(op.source.type), rows))
+    return _lanes_work(op_costs.reduce_work(op.kind.value, role.lanes(op.source.type), rows, target))
 
 
 def _warp_vote(op, role) -> Counter:
@@ -326,6 +328,6 @@ _WARP = {
     warp.TmaLoadOp: _tma_load, warp.TmaStoreOp: _tma_store, warp.TmaAddOp: _tma_add, warp.WgmmaOp: _wgmma,
     warp_tmem.Tcgen05MmaOp: _tcgen05_mma,
     warp.StoreSharedOp: _store_shared, warp.LoadFragmentOp: _load_fragment, warp.LoadColumnsOp: _load_columns,
-    warp.GlobalAddOp: _warp_global_add, warp.AddCountOp: _warp_add_count, warp.ReduceOp: _warp_reduce, warp.VoteAnyOp: _warp_vote,
+    warp.GlobalAddOp: _warp_global_add, warp.AddCountOp: _warp_add_count, warp.VoteAnyOp: _warp_vote,
     warp_tmem.TmemLoadOp: _tmem_load, warp_tmem.TmemStoreOp: _tmem_store, warp_tmem.PostOp: _post, warp_tmem.FetchOp: _fetch,
 }

@@ -31,7 +31,7 @@ _RESERVED = (
     "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
     "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
     "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row warp_sum "
-    "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair pair_barrier send_row arrive_at_leader hold"
+    "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair max3 add_exponent llvm nvvm pair_barrier send_row arrive_at_leader hold"
 ).split()
 
 
@@ -39,12 +39,12 @@ def emit(module: ir.Module) -> dict[str, str]:
     """Kernel name -> CuTe-DSL source of the kernel and a function that launches it, in launch order. Raises Diagnostic for what has no
     rule.
     """
-    packed = targets.of(module).fp32_packed
-    return {launch.name: _Kernel(launch, packed).source() for launch in parameters.launches(module)}
+    target = targets.of(module)
+    return {launch.name: _Kernel(launch, target).source() for launch in parameters.launches(module)}
 
 
 class _Kernel(TileRules, TmemRules, MapRules):
-    def __init__(self, launch: parameters.Launch, packed: int):
+    def __init__(self, launch: parameters.Launch, target: targets.Target):
         self.launch, self.kernel = launch, launch.kernel
         self.parameters = parameters.of_kernel(launch)
         self.names = Names(_RESERVED)
@@ -52,7 +52,8 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.top = Lines(1)
         self.role = None
         self.held = {}  # condition -> the register that holds it
-        self.packed = packed  # fp32 operations of one instruction
+        self.packed = target.fp32_packed  # fp32 operations of one instruction
+        self.max_inputs = target.max_inputs
 
     def source(self) -> str:
         for p in self.parameters:

@@ -246,17 +246,23 @@ class TmemRules:
         """A result of 4 columns takes the columns j with j // 2 % 4 equal; one of a column all of them, in four chains for latency."""
         source, target = self.operand(op.source), self.operand(op.target)
         kind, columns = op.kind.value, op.source.type.shape[1]
+        accumulate = op.accumulate.value
 
         def combine(a, b):
             return f"cute.arch.fmax({a}, {b})" if kind == "max" else f"{a} + {b}"
 
-        chains = [self.names.fresh("chain") for _ in range(4)]
         self.top(comment(op))
+        chains = [self.names.fresh("chain") for _ in range(4)]
+        whole_row = op.target.type.rank == 1 and columns > 4
+        if whole_row and kind == "max" and self.max_inputs == 3:
+            self._max_of_threes(f"{target}[0]", accumulate, chains, source, columns)
+            return
+        if whole_row and kind == "sum" and self.packed == 2:
+            self._add_pairs(f"{target}[0]", accumulate, chains, source, columns)
+            return
         if columns == 4:
             for c, name in enumerate(chains):
                 self.top(f"{name} = {source}[{c}]")
-        elif kind == "sum" and self.packed == 2:
-            self._add_pairs(chains, source, columns)
         else:
             for c, name in enumerate(chains):
                 self.top(f"{name} = {combine(f'{source}[{2 * c}]', f'{source}[{2 * c + 1}]')}")
@@ -266,22 +272,31 @@ class TmemRules:
         if op.target.type.rank == 2:
             for c, name in enumerate(chains):
                 old = f"{target}[{c}]"
-                self.top(f"{old} = {combine(old, name) if op.accumulate.value else name}")
+                self.top(f"{old} = {combine(old, name) if accumulate else name}")
             return
         whole = combine(combine(chains[0], chains[1]), combine(chains[2], chains[3]))
-        self.top(f"{target}[0] = {combine(f'{target}[0]', whole) if op.accumulate.value else whole}")
+        self.top(f"{target}[0] = {combine(f'{target}[0]', whole) if accumulate else whole}")
 
-    def _add_pairs(self, chains: list[str], source: str, columns: int) -> None:
-        """The four chains' sums, two columns of a chain at a time, whose sums are added at the end."""
-        odd = [self.names.fresh("odd") for _ in chains]
-        for c, (even, other) in enumerate(zip(chains, odd, strict=True)):
-            self.top(f"{even}, {other} = {source}[{2 * c}], {source}[{2 * c + 1}]")
+    def _max_of_threes(self, target: str, accumulate: bool, chains: list[str], source: str, columns: int) -> None:
+        """Each chain takes two columns at a time."""
+        for c, name in enumerate(chains):
+            first = f"{source}[{2 * c}], {source}[{2 * c + 1}]"
+            self.top(f"{name} = max3({target}, {first})" if accumulate and c == 0 else f"{name} = cute.arch.fmax({first})")
         with self.unrolled("q", 1, columns // 8) as q:
-            for c, (even, other) in enumerate(zip(chains, odd, strict=True)):
-                self.top(f"{even}, {other} = add_pair(({even}, {other}), ({source}[8 * {q} + {2 * c}], {source}[8 * {q} + {2 * c + 1}]))")
-        for c in (0, 2):
-            first, second = chains[c : c + 2]
-            self.top(f"{first}, {second} = add_pair(({first}, {second}), ({odd[c]}, {odd[c + 1]}))")
+            for c, name in enumerate(chains):
+                self.top(f"{name} = max3({name}, {source}[8 * {q} + {2 * c}], {source}[8 * {q} + {2 * c + 1}])")
+        self.top(f"{target} = max3({chains[0]}, {chains[1]}, cute.arch.fmax({chains[2]}, {chains[3]}))")
+
+    def _add_pairs(self, target: str, accumulate: bool, chains: list[str], source: str, columns: int) -> None:
+        """Each chain adds up even and odd columns beside each other, which meet at the end."""
+        for c, name in enumerate(chains):
+            first = f"{target} + {source}[0]" if accumulate and c == 0 else f"{source}[{2 * c}]"
+            self.top(f"{name} = {first}, {source}[{2 * c + 1}]")
+        with self.unrolled("q", 1, columns // 8) as q:
+            for c, name in enumerate(chains):
+                self.top(f"{name} = add_pair({name}, ({source}[8 * {q} + {2 * c}], {source}[8 * {q} + {2 * c + 1}]))")
+        self.top(f"{chains[0]} = add_pair(add_pair({chains[0]}, {chains[1]}), add_pair({chains[2]}, {chains[3]}))")
+        self.top(f"{target} = {chains[0]}[0] + {chains[0]}[1]")
 
 
 def _words(kind, columns: int) -> int:

@@ -13,6 +13,7 @@ IMPORTS = [
     "from cutlass.cute.nvgpu import OperandMajorMode, warpgroup",
     "from cutlass.experimental import primitives as prims",
 ]
+_DIALECTS = "from cutlass._mlir.dialects import {}"  # for helpers of single instructions
 
 _HELPERS = {
     "select": '''
@@ -165,7 +166,7 @@ _NEEDS = {
     "tmem_load": ["tmem_pieces"],
     "arrive_at_leader": ["pair_barrier"],
     "tmem_store": ["tmem_pieces"],
-    "exp2_pair": ["add_pair", "sub_pair", "fma_pair", "pair"],
+    "exp2_pair": ["add_pair", "sub_pair", "fma_pair", "add_exponent", "pair"],
     "tanh_pair": ["add_pair", "mul_pair", "fma_pair", "pair"],
     **{f"{name}_pair": ["pair"] for name in ("add", "sub", "mul", "fma")},
 }
@@ -175,4 +176,6 @@ def prelude_for(body: str) -> list[str]:
     """The lines of the helpers that `body` calls, and of those that they call."""
     wanted = {name for name in _HELPERS if re.search(rf"\b{name}\(", body)}
     wanted |= {need for name in wanted for need in _NEEDS.get(name, [])}
-    return [line for name, text in _HELPERS.items() if name in wanted for line in ["", *text.strip("\n").split("\n"), ""]]
+    lines = [line for name, text in _HELPERS.items() if name in wanted for line in ["", *text.strip("\n").split("\n"), ""]]
+    dialects = [name for name in ("llvm", "nvvm") if any(f"{name}." in line for line in lines)]
+    return [_DIALECTS.format(", ".join(dialects)), *lines] if dialects else lines

@@ -103,6 +103,11 @@ def store_halves(target, at, a, b):
     two[0], two[1] = a, b
     cute.make_tensor(target.iterator + at, cute.make_layout(2)).store(two.load().to(target.element_type))
 ''',
+    "max3": '''
+def max3(a, b, c):
+    """The maximum of three by one instruction."""
+    return Float32(nvvm.fmax(*(Float32(x).ir_value() for x in (a, b)), c=Float32(c).ir_value()))
+''',
     "add_pair": '''
 def add_pair(a, b):
     """Two sums by one instruction, as are those below."""
@@ -140,7 +145,14 @@ def exp2_pair(x, emulated):
     p = fma_pair(f, (0.05500896, 0.05500896), (0.24221103, 0.24221103))
     p = fma_pair(p, f, (0.69328293, 0.69328293))
     p = fma_pair(p, f, (1.0, 1.0))
-    return tuple((p[i].bitcast(Int32) + (shifted[i].bitcast(Int32) << 23)).bitcast(Float32) for i in range(2))
+    return tuple(add_exponent(p[i], shifted[i]) for i in range(2))
+''',
+    "add_exponent": '''
+def add_exponent(p, shifted):
+    """p, its exponent greater by the low bits of `shifted`, by one instruction."""
+    words = [x.bitcast(Int32).ir_value() for x in (shifted, p)]
+    text = f"mad.lo.s32 $0, $1, {1 << 23}, $2;"
+    return Int32(llvm.inline_asm(Int32.mlir_type, words, text, "=r,r,r", asm_dialect=llvm.AsmDialect.AD_ATT)).bitcast(Float32)
 ''',
     "tanh_pair": '''
 def tanh_pair(x):

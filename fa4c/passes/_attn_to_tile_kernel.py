@@ -43,11 +43,11 @@ class Unnormalised:
 
 
 class Kernel:
-    """Emits into the current insertion point; `padded` rounds a head dim up to what the tensor cores take; `workspaces` are names;
-    `added`: copies in shared memory of what is added to memory."""
+    """Emits into the current insertion point. `padded` rounds a head dim up to what the tensor cores take; `row_lanes` threads share a row
+    in registers; `workspaces` are names; `added`: copies in shared memory of what is added to memory."""
 
-    def __init__(self, plan: Plan, shape: Shape, padded, tensors: dict, workspaces=frozenset(), added: int = 1, alike: int = 1):
-        self.plan, self.shape, self.padded, self.workspaces, self.added = plan, shape, padded, workspaces, added
+    def __init__(self, plan: Plan, shape: Shape, padded, row_lanes: int, tensors: dict, workspaces=frozenset(), added=1, alike=1):
+        self.plan, self.shape, self.padded, self.row_lanes, self.workspaces, self.added = plan, shape, padded, row_lanes, workspaces, added
         self.frame = Frame(plan, shape, tensors, alike)
         self.values: dict = {}  # attn value -> tile, or Unnormalised
         self.statistics: dict[int, Statistics] = {}
@@ -150,13 +150,17 @@ class Kernel:
             operation = self.plan.operations[position]
             with operation.location:
                 if operation.name == "attn.softmax":
-                    self.statistics[position] = Statistics(_splat([rows], -math.inf), _splat([rows, 4], 0.0))
+                    self.statistics[position] = Statistics(_splat([rows], -math.inf), self._no_sum(rows))
                 elif operation.name == "attn.gemm":
                     self.accumulators[position] = _splat([rows, self._width(operation.results[0])], 0.0)
                 elif operation.attributes["kind"].value == "sum":
-                    self.accumulators[position] = _splat([rows, 4], 0.0)
+                    self.accumulators[position] = self._no_sum(rows)
                 else:
                     self.accumulators[position] = _splat([rows], -math.inf)
+
+    def _no_sum(self, rows: int):
+        """Sums of rows are partial, one for each thread that shares a row, until the loop is over."""
+        return _splat([rows, self.row_lanes] if self.row_lanes > 1 else [rows], 0.0)
 
     def _state(self) -> list:
         """What goes from one block to the next."""
@@ -406,7 +410,9 @@ class Kernel:
         return acc if softmax is None else Unnormalised(acc, self._inverse(self.statistics[softmax]))
 
     def _total(self, statistics: Statistics):
-        if statistics.total is None:
+        if statistics.total is None and statistics.sums.type.rank == 1:
+            statistics.total = statistics.sums
+        elif statistics.total is None:
             statistics.total = ReduceOp(x=statistics.sums, init=None, kind=ir.StringAttr.get("sum"), out=statistics.maximum.type).out
         return statistics.total
 

@@ -70,7 +70,7 @@ def attn_to_tile(
             for configuration in chosen:
                 name = host.kernel_name(plan, configuration, chosen)
                 copies = add_buffers or copies_of_added(demand_of(plan, step), target, configuration.shape)
-                _emit_kernel(plan, name, configuration, lambda size: _padded(size, step), host, copies, alike)
+                _emit_kernel(plan, name, configuration, lambda size: _padded(size, step), target.mma.lanes_a_row, host, copies, alike)
         plan.function.operation.erase()
 
 
@@ -274,13 +274,13 @@ class _Host:
         return ir.DictAttr.get(entry)
 
 
-def _emit_kernel(plan: Plan, name: str, configuration, padded, host: _Host, added: int, alike: int) -> None:
+def _emit_kernel(plan: Plan, name: str, configuration, padded, row_lanes: int, host: _Host, added: int, alike: int) -> None:
     kernel = KernelOp(sym_name=ir.StringAttr.get(name))
     names = host.of(plan)
     block = kernel.body.blocks.append(*[host.tensors[name][3] for name in names], arg_locs=[kernel.location] * len(names))
     tensors = dict(zip(names, block.arguments, strict=True))
     with ir.InsertionPoint(block):
-        Kernel(plan, configuration.shape, padded, tensors, frozenset(host.workspaces), added, alike).emit()
+        Kernel(plan, configuration.shape, padded, row_lanes, tensors, frozenset(host.workspaces), added, alike).emit()
     erase_unused(block)
     hint_loads(kernel, *configuration.l2)
 

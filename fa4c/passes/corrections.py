@@ -2,8 +2,8 @@
 
 An online softmax scales its accumulator where a maximum has grown, and divides it at the end. Neither needs the scores: a warpgroup beside
 the compute ones does it, so that those go on to their exponentials. What it needs of them, one value a row, goes through shared memory
-(`Box`); votes of a warp are taken again, from what was voted on. The role pays only for work within a loop; the operations behind the loop,
-with the store of what they make, go along.
+(`Box`); what only the role needs and follows from such values it computes itself, and votes of a warp are taken again, from what was voted
+on. The role pays only for work within a loop; the operations behind the loop, with the store of what they make, go along.
 
 Source: Shah et al. 2026 (FlashAttention-4), section 3.1.3.
 """
@@ -23,7 +23,7 @@ BOX_BYTES = 4  # a row
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """A row vector on its way from the role that computes it to one that needs it."""
+    """A row vector on its way from the role that computes it to one that needs it; `readers`: operations before which it is fetched."""
 
     value: object
     readers: list = field(default_factory=list)
@@ -51,6 +51,9 @@ def find(kernel) -> Corrections | None:
         touches = any(id(of[v]) in sums for v in [*op.operation.operands, *op.operation.results] if v in of)
         if touches and isinstance(op, (tile.MapOp, tile.SplatOp)):
             _add(found, op)
+    _take_along(found)
+    for box in found.boxes.values():
+        box.readers[:] = _first_of_each_stage(box.readers)
     return found if any(isinstance(op, tile.MapOp) and _runs_beside_mmas(op) for op in found.operations) else None
 
 
@@ -87,6 +90,33 @@ def _add(found: Corrections, op) -> None:
     found.operations.update([op, *stored])
     for value in dict.fromkeys(map(source_of, rows)):
         found.boxes.setdefault(value, Box(value)).readers.append(op)
+
+
+def _take_along(found: Corrections) -> None:
+    """Maps of row vectors, and the votes taken on them, go to the role where nobody else needs them and all they read crosses anyway."""
+    for value, box in list(found.boxes.items()):
+        made = value.owner.opview
+        votes = [use.owner.opview for use in value.uses if use.owner.opview not in found.operations]
+        users = [use.owner.opview for vote in votes for use in vote.operation.results[0].uses]
+        small = isinstance(made, tile.MapOp) and made.cond is None and all(v in found.boxes and v != value for v in made.inputs)
+        alone = all(isinstance(vote, tile.VoteAnyOp) for vote in votes) and all(user in found.operations for user in users)
+        if small and alone and len({_stage(op) for op in [made, *votes, *box.readers]}) == 1:
+            found.operations.update([made, *votes])
+            del found.boxes[value]
+            for operand in made.inputs:
+                found.boxes[operand].readers.append(made)
+
+
+def _first_of_each_stage(readers: list) -> list:
+    """One fetch serves all of an iteration; readers in a later stage run in the midst of the next one."""
+    firsts: dict = {}
+    for op in sorted(readers, key=lambda op: op.order.value if op.order is not None else 0):
+        firsts.setdefault(_stage(op), op)
+    return list(firsts.values())
+
+
+def _stage(op) -> int:
+    return op.stage.value
 
 
 def _crosses(op, value) -> bool:

@@ -195,13 +195,13 @@ def region_work(block, inputs, kind, each: int, row: int, without=()) -> Counter
 
 def _reduce_work(op, target) -> Counter:
     rows = row_elements(op.out.type, target) if op.out.type.rank == 1 else 0
-    return reduce_work(op.kind.value, _elements(op.x.type, target), rows)
+    return reduce_work(op.kind.value, _elements(op.x.type, target), rows, target)
 
 
-def reduce_work(kind: str, elements: int, rows: int) -> Counter:
+def reduce_work(kind: str, elements: int, rows: int, target) -> Counter:
     """Operations of a reduction, by unit, one for each lane. `rows`: lanes times row values that are complete behind it."""
     unit = {"max": "alu", "sum": "fp32"}[kind]
-    work = Counter({unit: elements})
+    work = Counter({unit: elements // (target.max_inputs - 1) if kind == "max" else elements})
     work["alu"] += 2 * rows  # two exchanges with the other lanes of the row, and what combines them
     work[unit] += 2 * rows
     return work
@@ -287,7 +287,7 @@ def _elements(kind, target) -> int:
 
 def row_elements(kind, target) -> int:
     """Rows, times the lanes that each hold one row's value."""
-    return kind.shape[0] * (4 if target.mma.accumulator == "reg" else 1)
+    return kind.shape[0] * target.mma.lanes_a_row
 
 
 def _bytes(kind) -> int:

@@ -10,10 +10,14 @@ All other readers of the new maximum get the chosen one instead: it must be an o
 The vote is over a warp's rows, so that skipping is a uniform branch. Partial row sums are one number a thread and row: multiplying them is
 cheaper than branching, they keep their multiplication (by 1 where nothing grew).
 
+Where sums lie in tensor memory the accumulator's map has a vote of its own, on the factors: it is scaled if one of the warp lies between 0
+and 1. That is so where the first vote says yes; at 0 nothing was summed yet. Whoever scales needs the factors and nothing else.
+
 Before:  %f = "tile.rescale_factor"(%m0, %m1) {scale_log2 = ...}      %or = "tile.map"(%o0, %f) ({ mulf })
 After:   %grew = "tile.map"(%m1, %m0) ({ (m1 - m0) * scale_log2 > 8 })      %vote = "tile.vote_any"(%grew)
          %m = "tile.map"(%m0, %m1, %vote) ({ m1 })                            // m0 where the vote is false
          %f = "tile.rescale_factor"(%m0, %m) {scale_log2 = ...}       %or = "tile.map"(%o0, %f, %vote) ({ mulf })
+    or   %less = "tile.map"(%f) ({ f > 0 and f < 1 })    %own = "tile.vote_any"(%less)    %or = "tile.map"(%o0, %f, %own) ({ mulf })
 """
 
 from .. import targets
@@ -34,12 +38,12 @@ def tile_conditional_rescale(module: ir.Module, *, threshold_log2: float = 8.0) 
             why=f"P may grow to 2**threshold_log2, and fp16 ends below 2**16; it is 0 to {_MOST:g}",
             fix="FA-4 uses 8",
         )
-    rows = 32 if targets.of(module).mma.accumulator == "tmem" else 16  # of a warp: a lane each, or four lanes to two rows
+    in_tmem = targets.of(module).mma.accumulator == "tmem"
     for factor in [op for op in operations_in(module) if isinstance(op, RescaleFactorOp)]:
-        _make_conditional(factor, threshold_log2, rows)
+        _make_conditional(factor, threshold_log2, in_tmem)
 
 
-def _make_conditional(factor: RescaleFactorOp, threshold: float, rows: int) -> None:
+def _make_conditional(factor: RescaleFactorOp, threshold: float, in_tmem: bool) -> None:
     old, new = factor.old, factor.new
     if isinstance(new.owner, ir.Block) or not _stands_before(old, new.owner):
         return  # nothing here makes a new maximum out of the old one
@@ -54,15 +58,18 @@ def _make_conditional(factor: RescaleFactorOp, threshold: float, rows: int) -> N
         )
     readers = [use.owner for use in new.uses]
     with ir.InsertionPoint.after(new.owner), factor.location:
-        vote = _vote(old, new, factor.scale_log2.value, threshold, rows)
+        vote = _vote_on_growth(old, new, factor.scale_log2.value, threshold, in_tmem)
         used = emit_map([old, new], new.type, lambda before, after, row, column: after, cond=vote)
     for reader in readers:
         for number, operand in enumerate(reader.operands):
             if operand == new:
                 reader.operands[number] = used
-    for use in list(factor.out.uses):
-        if _scales_accumulator(use.owner, factor.out):
-            _add_condition(use.owner.opview, vote, factor)
+    scaling = [use.owner.opview for use in factor.out.uses if _scales_accumulator(use.owner, factor.out)]
+    if scaling and in_tmem:
+        with ir.InsertionPoint.after(factor.operation), factor.location:
+            vote = _vote_on_factor(factor.out)
+    for op in scaling:
+        _add_condition(op, vote, vote.owner if in_tmem else factor.operation)
 
 
 def _is_voted(op) -> bool:
@@ -78,16 +85,29 @@ def _stands_before(value, operation) -> bool:
     return owner.block != operation.block or owner.is_before_in_block(operation)
 
 
-def _vote(old, new, scale_log2: float, threshold: float, rows: int):
-    flags = tile_type(new.type.shape, "i1", "reg")
-
+def _vote_on_growth(old, new, scale_log2: float, threshold: float, in_tmem: bool):
     def grew(after, before, row, column):  # false where both are -inf: their difference is NaN
         f32 = ir.F32Type.get()
         growth = arith.mulf(arith.subf(after, before), arith.constant(f32, scale_log2))
         return arith.cmpf(arith.CmpFPredicate.OGT, growth, arith.constant(f32, threshold))
 
-    group = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), rows) if rows != 16 else None
-    return VoteAnyOp(x=emit_map([new, old], flags, grew), rows=group, out=flags).out
+    return _vote([new, old], grew, in_tmem)
+
+
+def _vote_on_factor(factor):
+    def shrinks(value, row, column):
+        f32 = ir.F32Type.get()
+        some, less = arith.CmpFPredicate.OGT, arith.CmpFPredicate.OLT
+        return arith.andi(arith.cmpf(some, value, arith.constant(f32, 0.0)), arith.cmpf(less, value, arith.constant(f32, 1.0)))
+
+    return _vote([factor], shrinks, in_tmem=True)
+
+
+def _vote(inputs: list, body, in_tmem: bool):
+    """Whether `body` holds in any row of a warp: 32 of a lane each, or 16, two to four lanes."""
+    flags = tile_type(inputs[0].type.shape, "i1", "reg")
+    rows = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 32) if in_tmem else None
+    return VoteAnyOp(x=emit_map(inputs, flags, body), rows=rows, out=flags).out
 
 
 def _scales_accumulator(operation, factor) -> bool:
@@ -107,10 +127,11 @@ def _scales_accumulator(operation, factor) -> bool:
     return all(isinstance(use.owner.opview, MmaOp) and use.owner.opview.acc == op.out for use in op.out.uses)
 
 
-def _add_condition(op: MapOp, cond, factor) -> None:
-    """The same map with a condition, ahead of what else waits for the running MMA: the wait then stands in a branch of its own."""
+def _add_condition(op: MapOp, cond, ready) -> None:
+    """The same map with a condition, ahead of what else waits for the running MMA: the wait then stands in a branch of its own.
+    `ready`: the operation behind which it can run."""
     carried = isinstance(op.inputs[0].owner, ir.Block)
-    with ir.InsertionPoint.after(factor.operation) if carried else ir.InsertionPoint(op), op.location:
+    with ir.InsertionPoint.after(ready) if carried else ir.InsertionPoint(op), op.location:
         new = MapOp(inputs=list(op.inputs), cond=cond, out=op.out.type)
         for name in op.attributes:
             if name not in new.attributes:

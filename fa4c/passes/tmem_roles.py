@@ -362,9 +362,9 @@ class _Corrector(_TmemRole):
 
     def emit_op(self, op, env) -> None:
         self._await(op, self.groups)
-        for value in dict.fromkeys(op.operation.operands):
-            if value in self.held:
-                source = corrections.source_of(value)
+        for value in dict.fromkeys(v for v in op.operation.operands if v in self.held and not self.kernel.corrects(v.owner.opview)):
+            source = corrections.source_of(value)
+            if op in self.kernel.corrections.boxes[source].readers:
                 warp_tmem.FetchOp(box=self.kernel.boxes[source], target=self.held[source], loc=op.location)
                 if source != value:
                     self.vote_any(value.owner.opview, env)

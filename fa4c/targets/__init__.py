@@ -33,6 +33,11 @@ class Mma:
     pair_m: int = 0  # rows of one instruction of a pair of CTAs, half of them in each; 0: there are no pairs
     in_order: bool = True  # MMAs issued by one thread finish in issue order, whatever their accumulators
 
+    @property
+    def lanes_a_row(self) -> int:
+        """Among how many threads a row of a tile in registers is shared: the quads of an accumulator there; one reads tensor memory."""
+        return 4 if self.accumulator == "reg" else 1
+
 
 @dataclass(frozen=True)
 class Target:
@@ -74,6 +79,7 @@ class Target:
     clock_hz: float
 
     fp32_packed: int = 1  # additions, multiplications or FMAs of one instruction; 2: there is .f32x2
+    max_inputs: int = 2  # of one fp32 maximum; 3: max.f32 takes three
     bulk_copy_alignment: int = 16  # TMA: base address and strides, in bytes
     swizzle_bytes: tuple[int, ...] = (128, 64, 32)
     exp2_emulated: int | None = 0  # of 16 exponentials, where the special-function unit limits a loop, as measured; None: by the model

@@ -31,6 +31,7 @@ TARGET = Target(
     exp2_emulation_from=0.9,  # B 1.2, 6: MMA and exponentials are level at head dim 128, where FA-4 emulates an eighth in causal kernels
     fp32=128,  # FMAs, as Hopper
     fp32_packed=2,  # B 1.2, 8.1: add, sub, mul, fma of .f32x2; that halves instructions, not the units' time
+    max_inputs=3,  # PTX ISA: max.f32 of three, sm_100 and later
     alu=64,
     smem_bytes_per_clk=128,  # B 1.1
     dsmem_exchange_clk=384,  # B 1.4: the paper's figure; 256 by the released code's own traffic

@@ -36,6 +36,23 @@ def test_same_result_while_the_maximum_grows(growth):
     assert programs.difference(want, programs.run_tile(text, pipeline(8), inputs)) < 1e-6 * max(1, np.abs(want["o1"]).max())
 
 
+@pytest.mark.parametrize("growth", [1.0, 6.0, 60.0, -60.0])
+def test_the_factors_say_what_is_scaled_in_tensor_memory(growth):
+    """The same with blocks of 128 keys; the accumulator's map has a vote of its own, on the factors."""
+    text = attention()
+    inputs = programs.make_inputs(text, dict(SIZES, n=600))
+    inputs["q"][...] = 0
+    inputs["q"][:, ::3, :, 0] = 1
+    inputs["k"][..., 0] = 8 * growth * -(np.arange(600) // 128)[None, :, None]
+    want = programs.run_attn(text, inputs)
+    passes = "attn-simplify-mask,attn-fold-scale,attn-to-tile,tile-accumulate-in-tmem,tile-conditional-rescale"
+    module = programs.lower(f'module attributes {{fa4c.target = "sm_100a"}} {{\n{text}\n}}', passes)
+    assert print_module(module).count("tile.vote_any") == 2
+    with programs.CONTEXT:
+        got = programs.interpret_tile.run(module, inputs)
+    assert programs.difference(want, got) < 1e-6 * max(1, np.abs(want["o1"]).max())
+
+
 @pytest.mark.parametrize("name", ["two softmaxes, two bands", "dropout of P", "row sums of P", "lse alone", "output scaled by lse"])
 def test_other_variants(name):
     programs.check_same(VARIANTS[name], pipeline(8), SIZES, tolerance=2e-5)
