@@ -98,10 +98,11 @@ def send_row(pointer, peer, row, source, first, columns, rows, swizzle):
 ''',
     "store_halves": '''
 def store_halves(target, at, a, b):
-    """target[at], target[at + 1] = a, b, converted to 16 bits by one instruction."""
-    two = cute.make_rmem_tensor(2, Float32)
-    two[0], two[1] = a, b
-    cute.make_tensor(target.iterator + at, cute.make_layout(2)).store(two.load().to(target.element_type))
+    """target[at], target[at + 1] = a, b, converted to 16 bits by one instruction, whose second operand is the lower half."""
+    kind = "bf16x2" if target.element_type is BFloat16 else "f16x2"
+    operands = [Float32(x).ir_value() for x in (b, a)]
+    both = llvm.inline_asm(Int32.mlir_type, operands, f"cvt.rn.{kind}.f32 $0, $1, $2;", "=r,f,f", asm_dialect=llvm.AsmDialect.AD_ATT)
+    cute.recast_tensor(target, Int32)[at // 2] = Int32(both)
 ''',
     "max3": '''
 def max3(a, b, c):
