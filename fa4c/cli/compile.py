@@ -87,7 +87,7 @@ def compile_file(args: argparse.Namespace, emit: str):
         text, display_name(args.file), target=args.target, direction=args.direction, deterministic=args.deterministic, dtype=args.dtype,
         head_dim=args.head_dim, pipeline=args.pass_pipeline, generation=args.generation,
         disabled=tuple(args.disable_pass), overrides=changes, emit=emit,
-        locations=not args.no_loc, print_after=pass_flags.show_module if args.print_ir_after_all else None, timing=timing)
+        locations=not args.no_loc, print_after=pass_flags.print_after(args), timing=timing)
     check_what_ran(args, changes, timing)
     return result
 

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     found = explain(
         text, display_name(args.file), sizes=sizes, level=args.level, target=args.target, direction=args.direction,
         deterministic=args.deterministic, dtype=args.dtype, head_dim=args.head_dim, pipeline=args.pass_pipeline, generation=args.generation,
-        disabled=tuple(args.disable_pass), overrides=changes, print_after=pass_flags.show_module if args.print_ir_after_all else None,
+        disabled=tuple(args.disable_pass), overrides=changes, print_after=pass_flags.print_after(args),
         timing=timing)
     check_what_ran(args, changes, timing)
     if args.html is not None:

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     module = read_module(args.file)
     timing = [] if args.timing else None
     run_pipeline(module, args.pass_pipeline, disabled=args.disable_pass, overrides=changes,
-                 print_after=pass_flags.show_module if args.print_ir_after_all else None, timing=timing)
+                 print_after=pass_flags.print_after(args), timing=timing)
     if timing is not None:
         pass_flags.show_timing(timing)
     print(print_module(module, locations=not args.no_loc).rstrip("\n"))

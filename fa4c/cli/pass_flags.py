@@ -13,7 +13,7 @@ def add_pass_flags(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument("--disable-pass", action="append", default=[], metavar="NAME", help="leave this pass out; may be repeated")
     parser.add_argument("--set", action="append", default=[], metavar="PASS.OPTION=VALUE", dest="overrides",
                         help="change an option at every occurrence of a pass; may be repeated")
-    parser.add_argument("--print-ir-after-all", action="store_true", help="show the module after each pass, on stderr")
+    parser.add_argument("--print-ir-after-all", action="store_true", help="show what each pass changed, on stderr")
     parser.add_argument("--timing", action="store_true", help="show each pass's time, on stderr")
     parser.add_argument("--no-loc", action="store_true", help="print IR without locations")
 
@@ -30,8 +30,11 @@ def overrides(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     return found
 
 
-def show_module(item: str, module) -> None:
-    print(f"// -----// IR after {item} //----- //\n{module}\n", file=sys.stderr)
+def print_after(args: argparse.Namespace):
+    """What `run_pipeline` is to call after each pass, or None."""
+    from .changes import Changes  # needs MLIR, which this module's users import late
+
+    return Changes() if args.print_ir_after_all else None
 
 
 def show_timing(timing: list[tuple[str, float]]) -> None:

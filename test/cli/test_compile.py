@@ -70,6 +70,18 @@ def test_print_ir_and_timing(fa4c_cli, examples):
     assert done.returncode == 0 and "IR after attn-to-tile" in done.stderr and re.search(r"ms  attn-to-tile", done.stderr)
 
 
+def test_print_ir_shows_what_changed(fa4c_cli, examples):
+    """A pass that makes another module shows all of it, one that writes a schedule those lines, one that does nothing says so."""
+    done = fa4c_cli("compile", examples / "causal.mlir", "--emit", "tile", "--print-ir-after-all")
+    shown = dict(re.findall(r"// -----// IR after (\S+) //----- // (.*\n(?:(?!// -----).*\n)*)", done.stderr))
+    assert shown["attn-to-tile"].startswith("all ") and '"tile.kernel"' in shown["attn-to-tile"]
+    assert shown["tile-multicast"].strip() == "nothing changed"
+    come, go = (re.findall(rf"^[{sign}] .*", shown["tile-pipeline"], re.MULTILINE) for sign in "+-")
+    assert "@@ line" in shown["tile-pipeline"] and ", causal_fwd" in shown["tile-pipeline"] and len(come) == len(go) > 5
+    assert all("order = " in line for line in come) and not any("order = " in line for line in go)
+    assert not re.search(r"^[+-] +%\d+ = arith", shown["tile-pipeline"], re.MULTILINE)
+
+
 def test_a_pipeline_that_does_not_reach_the_warp_level(fa4c_cli, examples):
     assert "did not reach the warp level" in fa4c_cli.error("compile", examples / "causal.mlir", "--emit", "cute", "--pass-pipeline", "cse")
 
