@@ -7,14 +7,15 @@ rescaling under a vote) is no part of it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
 from .. import targets
 from ..ir import tile, warp
-from ..ir.tile import space_of
 from ..ir.value_names import name_of
 from ..passes import loop_graph, modulo, op_costs
+from . import row_blocks
 from . import work as rules
 
 # unit -> the quantities that it works through one after the other. Copies fill shared memory through a port of their own in this model,
@@ -87,12 +88,15 @@ def _tile_step(loop, target, schedule: bool) -> Step:
 
 def _step(kernel: str, loop, counts: Counter, target, schedule=(), interval=None, copies=0) -> Step:
     clocks = clocks_of(counts, target)
-    return Step(kernel, _place(loop), counts, clocks, bound_of(clocks), list(schedule), interval, copies)
+    bound = bound_of(clocks)
+    if interval is not None:
+        interval = max(interval, math.ceil(clocks[bound]))
+    return Step(kernel, _place(loop), counts, clocks, bound, list(schedule), interval, copies)
 
 
 def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
     """What `tile-pipeline` wrote, in the order of a step; the clocks between iterations that its model gives for that, or for the order of
-    the text, and which knows one row block; and those of copies that are waited for one by one.
+    the text; and those of copies that are waited for one by one.
     """
     graph_of = loop_graph.build(loop, target)
     order = sorted(range(len(graph_of.ops)), key=lambda i: graph_of.ops[i].order.value if graph_of.ops[i].order is not None else i)
@@ -103,11 +107,13 @@ def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
                      else None, "unit": cost.unit, "clocks": cost.clocks, "seldom": graph_of.graph.ops[i].seldom})
     copies = sum(cost.latency for op, cost in zip(graph_of.ops, graph_of.costs, strict=True) if isinstance(op, tile.LoadOp))
     stages = [op.stage.value for op in graph_of.ops]
-    if any(isinstance(op, tile.MmaOp) and space_of(op.out.type) == "tmem" and op.out.type.shape[0] > target.mma.m for op in graph_of.ops):
-        return rows, None, copies  # two row blocks run beside each other
     pinned = [i for i in order if i not in graph_of.graph.free]
+    blocks = row_blocks.count(graph_of, target)
     try:
-        interval = modulo.minimum_ii(graph_of.graph, stages, pinned_order=pinned, limit=50).ii
+        if blocks > 1:
+            interval = row_blocks.interval(graph_of, stages, order, blocks)
+        else:
+            interval = modulo.minimum_ii(graph_of.graph, stages, pinned_order=pinned, limit=50).ii
     except modulo.Unschedulable:
         interval = None  # an order by hand that this model refuses
     return rows if any("stage" in op.attributes for op in operations) else [], interval, copies

@@ -49,6 +49,7 @@ def test_what_bounds_a_step_moves():
     assert found["fa2"]["interval"] > 1.8 * found["fa3"]["interval"] > 1.8 * 2048
     assert found["fa3"]["clocks"]["exp"] < 0.6 * 2048  # half of the MMAs' on Hopper, level with them on Blackwell
     assert 0.85 * 2048 < found["fa4"]["clocks"]["exp"] < 2048 and found["fa4"]["bound"] == "mma"
+    assert 2048 < found["fa4"]["interval"] < 0.85 * found["fa3"]["interval"]  # and twice the rows
 
 
 def test_a_missing_acquire_of_one_role_is_refused():
