@@ -40,6 +40,7 @@ PROMISES = {
     "attn-exp-to-exp2": {"instructions.fp32": "+"},
     "tile-conditional-rescale": {"instructions.fp32": "+"},
     "tile-exp-emulation": {"instructions.ex2": "+"},
+    "tile-row-sum-by-mma": {"smem_bytes.load": "+", "instructions": "+"},
     "tile-pipeline": {"interval": "+"},
     "tile-persistent": {"atomics": "-"},  # tiles from a queue, one number taken for each
     "warp-ping-pong": {"instructions.sync": "-"},

@@ -16,7 +16,7 @@ from ..ir.tile import MmaOp, ReduceOp, RescaleFactorOp, SplatOp, ToSharedOp, til
 from ._attn_to_tile_frame import FULL_HI, FULL_LO, HI, LO, Frame
 from ._attn_to_tile_plan import Plan, Score, Streamed, Total
 from ._attn_to_tile_shape import STREAMED_BUFFERS, Shape
-from ._tile_map import emit_map
+from ._tile_map import emit_map, factors_in_shared
 
 _LOG2_E, _LN_2 = math.log2(math.e), math.log(2)
 _SLT, _SGT, _SGE = arith.CmpIPredicate.slt, arith.CmpIPredicate.sgt, arith.CmpIPredicate.sge
@@ -371,7 +371,7 @@ class Kernel:
     def _whole_columns(self, op, x):
         """Columns that only pad the head dim do not count in a reduction over it."""
         width = op.x.type.get_dim_size(1)
-        if x.type.shape[1] == width:
+        if x.type.shape[1] == width or (op.kind.value == "sum" and factors_in_shared(x)):  # copies fill what pads a tile with zeros
             return x
         fill = 0.0 if op.kind.value == "sum" else -math.inf
         return emit_map([x], x.type, lambda e, row, column: arith.select(arith.cmpi(_SLT, column, self.frame.index(width)), e, _f32(fill)))

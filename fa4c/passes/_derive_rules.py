@@ -141,9 +141,11 @@ class Reverse:
         p = self.primal.tensor(op.p)
         self.primal.at(op)
         self.primal.at(op, "delta")
-        products = [] if dp is None else (not self._is_summed_over_keys(op) and self._output_products(op.p)) or [self._product(p, dp)]
+        products = [] if dp is None else self._output_products(op.p) or []
         self.primal.at(op, "delta")
         deltas = [self.graph.reduce(product) for product in products]
+        if dp is not None and (not deltas or self._is_summed_over_keys(op)):
+            deltas.append(self.graph.reduce(self._deviation(p, dp, deltas)))
         gradients = [t for t in (dp, dlse) if t is not None]
         aligned = align(self.graph, gradients + deltas, p.axes)
         rows = aligned[1:] if dp is not None else aligned
@@ -176,6 +178,15 @@ class Reverse:
                 if any(node.op == "load" and node.attr in tables and "n" not in node.attr.dims for node in expr.below()):
                     return True
         return False
+
+    def _deviation(self, p: Tensor, dp: Tensor, deltas: list[Tensor]) -> Tensor:
+        """P * (dP - the sum of `deltas`): as P sums to 1 over a row, its row sum is what a delta from stored outputs is off by, and delta
+        itself where there is none. What P in f32 does not sum up to 1 by then counts times that difference only, not times delta."""
+        aligned = align(self.graph, [dp, *deltas], p.axes)
+        difference = self.s.wide(self.graph.elem(aligned[0]))
+        for tensor in aligned[1:]:
+            difference = self.s.sub(difference, self.s.wide(self.graph.elem(tensor)))
+        return self.graph.map(p.dims, self.s.mul(difference, self.s.wide(self.graph.elem(p))), [p])
 
     def _product(self, x: Tensor, gradient: Tensor) -> Tensor:
         product = self.s.mul(self.s.wide(self._element(gradient)), self.s.wide(self._element(x)))

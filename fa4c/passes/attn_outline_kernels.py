@@ -138,8 +138,15 @@ class _Outline:
             for operand in operation.operands
             if operand in self.scored and not self._is_score(operand) and operand in self.known
         ]
-        sums = [value for value in dict.fromkeys(read) if self.known[value][0] == ("m",) and value.owner.name == "attn.reduce"]
+        sums = [value for value in dict.fromkeys(read) if self.known[value][0] == ("m",) and self._is_row_sum(value)]
         return {value: self._workspace(value, self.known[value][1]) for value in sums}
+
+    def _is_row_sum(self, value) -> bool:
+        """Whether it is a sum over scores, or made of one and of other values of its row."""
+        if value not in self.scored or isinstance(value.owner, ir.Block):
+            return False
+        name = value.owner.name
+        return name == "attn.reduce" or (name == "attn.map" and any(map(self._is_row_sum, value.owner.operands)))
 
     def _never(self, value) -> str | None:
         """An infinity that no element is."""

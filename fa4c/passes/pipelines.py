@@ -32,7 +32,7 @@ SM90A_BACKWARD = {
     "attn": "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
-    "tile": "tile-pipeline,tile-lpt-grid,tile-persistent",
+    "tile": "tile-row-sum-by-mma,tile-pipeline,tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }
@@ -40,7 +40,7 @@ SM90A_BACKWARD = {
 # Where CTAs add to one dQ they take turns. Gradients of tensors that all CTAs share are refused (`lowering/compile.py`).
 SM90A_BACKWARD_DETERMINISTIC = {
     **SM90A_BACKWARD,
-    "tile": "tile-deterministic-reduction,tile-pipeline,tile-lpt-grid,tile-persistent",
+    "tile": "tile-row-sum-by-mma,tile-deterministic-reduction,tile-pipeline,tile-lpt-grid,tile-persistent",
 }
 
 SM100A_BACKWARD = {
@@ -79,7 +79,7 @@ FA2_FORWARD = {
 FA2_BACKWARD = {
     **SM90A_BACKWARD,
     "attn to tile": "attn-to-tile{add-buffers=1}",
-    "tile": "tile-pipeline{stages=1}",
+    "tile": "tile-row-sum-by-mma,tile-pipeline{stages=1}",
     "tile to warp": "warp-specialize{roles=one},cse",
 }
 FA3_FORWARD = {**SM90A_FORWARD, "tile": "tile-pipeline,tile-lpt-grid,tile-persistent"}

@@ -269,15 +269,14 @@ def _register_budgets(target, warpgroups: int, multiplies: bool) -> tuple[int, i
     """Registers a thread for (compute, load): the load warpgroup keeps few, the rest is shared; both multiples of the step.
 
     A kernel without MMAs waits for memory most of the time. Its roles keep what they have at launch: without setmaxnreg a CTA takes only
-    what it needs, and several of them on an SM hide each other's latency.
+    what it needs, and several of them on an SM hide each other's latency. So do those of a kernel with one compute warpgroup, which has
+    as many at launch as one thread may have.
     """
-    if not multiplies:
-        at_launch = _at_launch(target, 128 * (1 + warpgroups))
-        return at_launch, at_launch
+    at_launch = _at_launch(target, 128 * (1 + warpgroups))
     per_warpgroup = target.registers // 128
     load = 24 if warpgroups < 3 else 32  # what CUTLASS-style producers need; with 3 x 160 + 32 = 512 nothing is left over
-    share = (per_warpgroup - load) // warpgroups // target.register_step * target.register_step
-    return min(share, 240), load
+    share = min((per_warpgroup - load) // warpgroups // target.register_step * target.register_step, 240)
+    return (share, load) if multiplies and share > at_launch else (at_launch, at_launch)
 
 
 def _at_launch(target, threads: int) -> int:

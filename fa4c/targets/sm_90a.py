@@ -9,7 +9,7 @@ TARGET = Target(
     status="ready",
     compute_capability=(9, 0),
     passes=("tile-exp-emulation", "tile-conditional-rescale", "tile-pipeline", "tile-l2-hints", "tile-multicast", "tile-lpt-grid",
-            "tile-persistent", "tile-deterministic-reduction"),
+            "tile-persistent", "tile-deterministic-reduction", "tile-row-sum-by-mma"),
     smem_bytes=232448,  # H, units: per CTA
     registers=65536,  # H, units
     max_registers_per_thread=255,  # PTX ISA; setmaxnreg itself goes to 256 - 8

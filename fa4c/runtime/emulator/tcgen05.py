@@ -12,7 +12,7 @@ from .counters import BLACKWELL_FLOP_PER_CLOCK
 from .errors import EmulatorError
 from .hazards import Shadow
 from .mbarrier import arrive, find
-from .operands import element_index, tcgen05_fields, to_float
+from .operands import element_index, product, tcgen05_fields, to_float
 from .parser import Imm, Mem, Reg, Vec
 
 COLUMNS = 512
@@ -335,16 +335,16 @@ def _run_mma(F, op, ctas, shape, d, a, b, acc, off):
     b_tile = np.concatenate([to_float(_operand(F, op, c, b, n // len(ctas), not shape.b_mn, line), shape.b_type == 1) for c in ctas])
     for k, cta in enumerate(ctas):
         a_tile = _a_tile(F, op, cta, a, shape, rows, line)
-        product = a_tile @ b_tile.T
+        total = product(a_tile, b_tile)
         if shape.negate:
-            product = -product
+            total = -total
         t, column = _tmem(cta), d & 0xFFFF
         if d >> 16:
             raise EmulatorError(f"tcgen05.mma with the accumulator at lane {d >> 16}", line=line, why="D starts at lane 0")
         # M = 128 of a pair: the right half of the columns lies in lanes 64..127 (data path layout B).
         if pair and rows == 64:
             lanes, width = np.arange(128), n // 2
-            product = np.concatenate([product[:, :width], product[:, width:]])
+            total = np.concatenate([total[:, :width], total[:, width:]])
         elif rows == 64:
             lanes, width = _lanes64(64), n
         else:
@@ -354,7 +354,7 @@ def _run_mma(F, op, ctas, shape, d, a, b, acc, off):
         if any(words):
             disabled = np.array([words[x // 32] >> (x % 32) & 1 for x in lanes], bool)
             keep = ~disabled
-            lanes, product = lanes[keep], product[keep]
+            lanes, total = lanes[keep], total[keep]
         t.check_columns(F, column, width, line)
         if a[0] == "tmem" and F.H and column < (a[1] & 0xFFFF) + 8 and (a[1] & 0xFFFF) < column + width:
             F.H.report(
@@ -365,13 +365,13 @@ def _run_mma(F, op, ctas, shape, d, a, b, acc, off):
             )
         view = t.data.view(np.float32)
         if acc:
-            product = product + view[lanes, column : column + width]
+            total += view[lanes, column : column + width]
         if F.H:
             cells = _cells(lanes, column, width)
             if acc:
                 F.H.async_access(op, t.shadow, *cells, False)
             F.H.async_write(op, t.shadow, *cells)
-        view[lanes, column : column + width] = product
+        view[lanes, column : column + width] = total
 
 
 def _commit(ins):

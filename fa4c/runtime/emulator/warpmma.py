@@ -9,7 +9,7 @@ from .counters import HOPPER_FLOP_PER_CLOCK
 from .errors import EmulatorError
 from .hazards import FULL
 from .memory import resolve
-from .operands import to_float
+from .operands import product, to_float
 from .parser import Vec
 from .sync import joined
 
@@ -122,7 +122,7 @@ def op_mma(ins, program):
             A = _tile([F.get(r) for r in a.items], bf16).reshape(k // 8, 2, 8, 4, 2).transpose(1, 2, 0, 3, 4).reshape(16, k)
             B = _tile([F.get(r) for r in b.items], bf16).reshape(k // 8, 8, 4, 2).transpose(1, 0, 2, 3).reshape(8, k)
             C = np.stack([F.get(r).view(np.float32) for r in c.items]).reshape(2, 2, 8, 4).transpose(0, 2, 3, 1).reshape(16, 8)
-            D = A @ B.T + C
+            D = (product(A, B) + C).astype(np.float32)
             out = np.ascontiguousarray(D.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2)).reshape(4, 32)
             for r, v in zip(d.items, out):
                 F.put(r, v.copy(), np.ones(32, bool))

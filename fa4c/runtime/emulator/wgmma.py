@@ -13,7 +13,7 @@ from .codegen import Unsupported
 from .counters import HOPPER_FLOP_PER_CLOCK
 from .errors import EmulatorError
 from .hazards import FULL
-from .operands import element_index, to_float, wgmma_fields
+from .operands import element_index, product, to_float, wgmma_fields
 from .parser import Imm, Vec
 
 
@@ -241,11 +241,10 @@ def _execute(F, mmas):
         )
         if x.sign_a * x.sign_b < 0:
             a = -a
-        product = a @ b.T
+        total = product(a, b)
         if x.accumulate:
-            tile = (_gather(w, regs) if tile is None else tile) + product
-        else:
-            tile = product
+            total += _gather(w, regs) if tile is None else tile
+        tile = total.astype(np.float32)
         if shadow is not None:
             base = x.base >> 4
             F.H.async_access(x.op, shadow, x.b_index[1] + base, 16, False)
