@@ -49,14 +49,16 @@ def names(tensors) -> list[str]:
 def test_examples(path):
     kernels = outlined(path.read_text(), after="attn-simplify-mask,cse")
     pre, main, post = (kernels[name] for name in ("preprocess", "main", "postprocess"))
-    if path.stem == "alibi":  # delta is a sum of what scores are, as the slopes' gradient needs it more exactly than O is stored
+    assert names(pre.args) == ["o", "lse", "do"] and names(pre.results) == ["lse_", "delta"]
+    corrected = path.stem == "alibi"  # the slopes' gradient needs delta more exactly than O is stored: a sum over scores is added to it
+    if corrected:
         rows = kernels["rows"]
-        assert names(pre.results) == ["lse_"] and names(rows.results) == ["delta"] and rows.stationary == "m"
-        assert {"q", "k", "v", "do", "lse_"} <= set(names(rows.args)) and "o" not in names(rows.args)
-    else:
-        assert names(pre.args) == ["o", "lse", "do"] and names(pre.results) == ["lse_", "delta"] and len(kernels) == 3
+        assert names(rows.results) == ["delta_sum"] and rows.stationary == "m"
+        assert {"q", "k", "v", "do", "lse_", "delta"} <= set(names(rows.args)) and "o" not in names(rows.args)
+    assert len(kernels) == 3 + corrected
     assert {t.dtype for t in (*pre.results, *post.args)} == {"f32"}
-    assert not {"o", "lse"} & set(names(main.args)) and {"lse_", "delta", "do"} <= set(names(main.args))
+    delta = "delta_sum" if corrected else "delta"
+    assert not {"o", "lse"} & set(names(main.args)) and {"lse_", delta, "do"} <= set(names(main.args))
     assert names(main.results)[:3] == ["dq_sum", "dk", "dv"] and [t.workspace for t in main.results[:3]] == [True, False, False]
     assert main.results[1].axes == ("b", "hkv") and names(post.results) == ["dq"] and main.stationary == "n" and post.stationary == "m"
 

@@ -55,8 +55,8 @@ def test_examples_in_bf16(path, pipeline):
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_slopes_of_many_distances(seed):
-    """f32 throughout: distances multiply any error of delta. The stored O's rounding is taken out of it, and so is what P, from a stored LSE,
-    does not sum up to 1 by: with delta = rowsum(P dP) these inputs give up to 1e-3."""
+    """f32 throughout: distances multiply any error of delta. The stored O's rounding is taken out of it, and so is what P, from a stored
+    LSE, does not sum up to 1 by: with delta = rowsum(P dP) these inputs give up to 1e-3."""
     text, sizes = (EXAMPLES / "alibi.mlir").read_text(), dict(b=1, hq=4, hkv=2, m=65, n=130)
     do = torch.randn(1, 65, 4, 128, generator=torch.Generator().manual_seed(8 + seed), dtype=torch.float64)
     got, want = in_kernel_dtypes(text, sizes, make_inputs(tree_of(text), sizes, seed=seed - 1), {"o": do})

@@ -1,4 +1,4 @@
-"""tile-row-sum-by-mma by execution: the sums stay; where a row sees one key the emulated backward's dS is exactly 0, and without it is not."""
+"""tile-row-sum-by-mma by execution: the sums stay; where a row sees one key dS is exactly 0 in the emulator, and without it is not."""
 
 import pathlib
 import sys

@@ -58,6 +58,6 @@ def to_float(u2, is_bf16):
 
 
 def product(a, b):
-    """a b^T of one MMA in float64, where products are exact; the caller adds the accumulator and rounds once, to float32. So an element does
-    not depend on its place in the tile, which decides the order of BLAS's float32 sums; nor does a tensor core's."""
+    """a b^T of one MMA in float64, where products are exact; the caller adds the accumulator and rounds once, to float32. So an element
+    does not depend on its place in the tile, which decides the order of BLAS's float32 sums; nor does a tensor core's."""
     return a.astype(np.float64) @ b.T.astype(np.float64)
