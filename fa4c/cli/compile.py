@@ -55,10 +55,6 @@ def head_dim(text: str) -> tuple[int, int]:
     return sizes[0], sizes[-1]
 
 
-def needs_mlir(args: argparse.Namespace) -> bool:
-    return True
-
-
 def run(args: argparse.Namespace) -> None:
     output = _output(args)
     if output is not None:
@@ -79,6 +75,7 @@ def compile_file(args: argparse.Namespace, emit: str):
     """The text of a level, or (manifest, members) for `artifact`."""
     changes = check_flags(args)
     text = read_text(args.file)
+    from ..lowering.build_helper import usable_cpus
     from ..lowering.compile import compile_text
 
     timing = []
@@ -87,7 +84,7 @@ def compile_file(args: argparse.Namespace, emit: str):
         text, display_name(args.file), target=args.target, direction=args.direction, deterministic=args.deterministic, dtype=args.dtype,
         head_dim=args.head_dim, pipeline=args.pass_pipeline, generation=args.generation,
         disabled=tuple(args.disable_pass), overrides=changes, emit=emit,
-        locations=not args.no_loc, print_after=pass_flags.print_after(args), timing=timing)
+        locations=not args.no_loc, print_after=pass_flags.print_after(args), timing=timing, jobs=min(usable_cpus(), 2))
     check_what_ran(args, changes, timing)
     return result
 

@@ -34,10 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pass_flags.add_pass_flags(parser, required=False)
 
 
-def needs_mlir(args: argparse.Namespace) -> bool:
-    return True
-
-
 def run(args: argparse.Namespace) -> None:
     if args.direction == "both":
         raise UsageError("an explanation is of one direction", fix="choose --direction fwd or --direction bwd")

@@ -6,6 +6,7 @@ from collections import Counter
 
 from .. import targets
 from ..ir import tile, warp
+from ..ir.context import print_module
 from ..ir.diagnostics import Diagnostic
 from ..passes._tile_map import operations_in
 from ..passes.schedule import body_slots
@@ -13,14 +14,16 @@ from . import steps, storage
 
 
 class Watch:
-    """Called after each pass with its text and the module; `passes` collects what it changed. `before`: the module as it was."""
+    """Told the module before the first pass, and each pass's text with the module behind it; `passes` collects what each changed."""
 
-    def __init__(self, before):
+    def __init__(self):
         self.passes: list[dict] = []
-        self._text, self._operations, self._facts = str(before), _histogram(before), _facts(before)
+
+    def start(self, module) -> None:
+        self._text, self._operations, self._facts = _text(module), _histogram(module), _facts(module)
 
     def __call__(self, item: str, module) -> None:
-        text = str(module)
+        text = _text(module)
         if text == self._text:
             self.passes.append({"pass": item, "changed": False})
             return
@@ -32,6 +35,10 @@ class Watch:
             "facts": _differences(self._facts, facts),
         })
         self._text, self._operations, self._facts = text, operations, facts
+
+
+def _text(module) -> str:
+    return print_module(module, locations=False)
 
 
 def _histogram(module) -> Counter:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from .. import targets
 from ..ir import warp
-from ..ir.context import new_context, parse_module
 from ..ir.mlir import ir
 from ..lowering.compile import LEVELS, level_of, lowered
 from ..passes._tile_map import operations_in
@@ -26,17 +25,15 @@ def explain(text: str, filename: str, *, sizes: Mapping[str, int] | None = None,
     """Plain data, as docs/explain.md says. `sizes`: a problem whose executed counts are wanted; `level`: where to stop, "tile" or "warp";
     `changes`: whether to say what each pass did; the rest as in `lowering.compile.lowered`. Raises as that does.
     """
-    watch = None
-    if changes:
-        with new_context() as context, ir.Location.unknown():
-            watch = Watch(parse_module(text, filename, context))
+    watch = Watch() if changes else None
 
     def after(item, module):
         for look in (watch, print_after):
             if look is not None:
                 look(item, module)
 
-    with lowered(text, filename, goal=level, disabled=(*disabled, *CHECKS), print_after=after, **options) as result:
+    with lowered(text, filename, goal=level, disabled=(*disabled, *CHECKS), print_before=watch and watch.start, print_after=after,
+                 **options) as result:
         module = result.module
         reached = level_of(module)
         found = {
@@ -61,7 +58,7 @@ def _kernels(module, tile_text: str | None, filename: str) -> list[dict]:
     found = stepping.steps(module)
     above, waits_for_copies = None, {op.sym_name.value: _one_role(op) for op in module.body.operations if isinstance(op, warp.KernelOp)}
     if tile_text is not None and level_of(module) == LEVELS[-1]:
-        above = parse_module(tile_text, filename, module.context)
+        above = ir.Module.parse(tile_text, module.context)
     earlier = stepping.steps(above) if above is not None else []
     memory = {k["name"]: k["tmem"] for k in storage.of_kernels(above)} if above is not None else {}
     for kernel in kernels:

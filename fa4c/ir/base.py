@@ -41,12 +41,6 @@ def _optional_property(name: str, spec: OptionalAttr) -> property:
     return property(get)
 
 
-def _arity(fields) -> tuple[int, bool]:
-    """(number of values that must be there, whether there may be more)."""
-    single = ext.Variadicity.single
-    return sum(f.variadicity == single for f in fields), any(f.variadicity != single for f in fields)
-
-
 def _take_kinds_irdl_cannot_name(fields, inherited: dict) -> dict:
     """name -> kind of the required attributes. Kinds such as DenseI64ArrayAttr have no IRDL name; only our own check sees those."""
     attributes = ext.partition_fields(fields)[1]
@@ -55,11 +49,6 @@ def _take_kinds_irdl_cannot_name(fields, inherited: dict) -> dict:
         if isinstance(a.constraint, type) and issubclass(a.constraint, ir.Attribute) and not hasattr(a.constraint, "attr_name"):
             a.constraint = Any
     return kinds
-
-
-def _one_group(fields) -> bool:
-    """Whether exactly one field holds several values (or none): its size then follows from the count, without segment sizes."""
-    return sum(f.variadicity != ext.Variadicity.single for f in fields) == 1
 
 
 def _grouped_property(fields, number: int, which: str) -> property:
@@ -99,18 +88,21 @@ def make_operation_base(dialect: type) -> type:
             super().__init_subclass__(**kwargs)
             cls._attribute_kinds = _take_kinds_irdl_cannot_name(cls._fields, cls._attribute_kinds)
             cls._optional = merged
-            cls._parts = ext.partition_fields(cls._fields)  # verifiers run often: read once
-            cls._expanded = any(variadic.is_expanded(field) for fields in (cls._parts[0], cls._parts[2]) for field in fields)
+            # Verifiers run for every operation after every pass: what they need of the declaration is read once.
+            operands, attributes, results, cls._regions = ext.partition_fields(cls._fields)
+            cls._groups = (variadic.Group("operand", operands), variadic.Group("result", results))
+            cls._expanded = tuple(group for group in cls._groups if group.expanded)
+            cls._declared = {a.name: cls._attribute_kinds.get(a.name, a.constraint) for a in attributes}
+            cls._required = tuple(cls._declared)
+            cls._declared.update({name: spec.kind for name, spec in merged.items()})
             for name, spec in merged.items():
                 setattr(cls, name, _optional_property(name, spec))
             if kwargs.get("name"):
-                operands, _, results, _ = ext.partition_fields(cls._fields)
-                segments = (("operandSegmentSizes", operands), ("resultSegmentSizes", results))
-                inferred = [name for name, fields in segments if _one_group(fields)]
-                for fields, which in ((operands, "operands"), (results, "results")):
-                    if _one_group(fields):
-                        for number, field in enumerate(fields):
-                            setattr(cls, field.name, _grouped_property(fields, number, which))
+                inferred = [group.segments for group in cls._groups if group.inferred]
+                for group in cls._groups:
+                    if group.inferred:
+                        for number, field in enumerate(group.fields):
+                            setattr(cls, field.name, _grouped_property(group.fields, number, group.what + "s"))
                 cls.__init__ = _init_with_optional(cls.__init__, merged, inferred)
 
         def verify_invariants(self) -> bool:
@@ -153,64 +145,58 @@ def _init_with_optional(init, optional_attrs, inferred_segments):
 
 
 def _generic_checks(op) -> bool:
-    operands, attrs, results, regions = op._parts
     operation = op.operation
-    for what, fields, values, segments in (
-        ("operand", operands, operation.operands, "operandSegmentSizes"),
-        ("result", results, operation.results, "resultSegmentSizes"),
-    ):
-        if not _check_count(op, what, fields, len(values), segments):
-            return False
-    if len(operation.regions) != len(regions):
-        return op_error(op, f"needs {_plural(len(regions), 'region')}, but has {len(operation.regions)}")
-    for field, region in zip(regions, operation.regions, strict=True):
+    operands, results = op._groups
+    if not (_check_count(op, operands, len(operation.operands)) and _check_count(op, results, len(operation.results))):
+        return False
+    if len(operation.regions) != len(op._regions):
+        return op_error(op, f"needs {_plural(len(op._regions), 'region')}, but has {len(operation.regions)}")
+    for field, region in zip(op._regions, operation.regions, strict=True):
         if len(region.blocks) != 1:
             return op_error(op, f"needs one block in region '{field.name}', but it has {len(region.blocks)}")
-    return _check_attributes(op, attrs)
+    return _check_attributes(op)
 
 
-def _check_count(op, what, fields, count, segment_name) -> bool:
-    needed, more = _arity(fields)
-    names = ", ".join(f.name for f in fields) or "none"
-    if any(variadic.is_expanded(f) for f in fields) and count > variadic.MAX_GROUP:
-        return op_error(op, f"has {count} {what}s", why=f"a group holds at most {variadic.MAX_GROUP}", fix="use several operations")
-    if count < needed or (count > needed and not more):
-        bound = "at least " if more else ""
+def _check_count(op, group: variadic.Group, count: int) -> bool:
+    if group.expanded and count > variadic.MAX_GROUP:
+        return op_error(op, f"has {count} {group.what}s", why=f"a group holds at most {variadic.MAX_GROUP}", fix="use several operations")
+    if count < group.needed or (count > group.needed and not group.more):
+        bound = "at least " if group.more else ""
         return op_error(
             op,
-            f"needs {bound}{_plural(needed, what)}, but has {count}",
-            why=f"its {what}s are: {names}",
-            fix=f"give it the {what}s in that order",
+            f"needs {bound}{_plural(group.needed, group.what)}, but has {count}",
+            why=f"its {group.what}s are: {group.names()}",
+            fix=f"give it the {group.what}s in that order",
         )
-    if not more or (_one_group(fields) and segment_name not in op.attributes):
+    if not group.more:
         return True
-    if segment_name not in op.attributes:
-        return op_error(
+    if group.segments not in op.attributes:
+        return group.inferred or op_error(
             op,
-            f"lacks the attribute '{segment_name}'",
-            why=f"its {what}s are grouped: {names}",
-            fix=f"add {segment_name} = array<i32: ...>, one number for each group",
+            f"lacks the attribute '{group.segments}'",
+            why=f"its {group.what}s are grouped: {group.names()}",
+            fix=f"add {group.segments} = array<i32: ...>, one number for each group",
         )
-    segments = op.attributes[segment_name]
+    segments = op.attributes[group.segments]
     sizes = list(segments) if isinstance(segments, ir.DenseI32ArrayAttr) else []
     bad = (
-        len(sizes) != len(fields)
+        len(sizes) != len(group.fields)
         or sum(sizes) != count
         or any(
             (f.variadicity == ext.Variadicity.single and n != 1) or (f.variadicity == ext.Variadicity.optional and n not in (0, 1)) or n < 0
-            for f, n in zip(fields, sizes, strict=False)
+            for f, n in zip(group.fields, sizes, strict=False)
         )
     )
     if bad:
-        return op_error(op, f"has {segment_name} = {sizes}, which does not fit {_plural(count, what)}", why=f"the groups are: {names}")
+        return op_error(op, f"has {group.segments} = {sizes}, which does not fit {_plural(count, group.what)}",
+                        why=f"the groups are: {group.names()}")
     return True
 
 
-def _check_attributes(op, required) -> bool:
-    declared = {a.name: op._attribute_kinds.get(a.name, a.constraint) for a in required}
-    declared.update({name: spec.kind for name, spec in op._optional.items()})
+def _check_attributes(op) -> bool:
+    declared = op._declared
     present = {a.name if hasattr(a, "name") else a for a in op.attributes}
-    for name in sorted(present - set(declared) - set(_INFRASTRUCTURE)):
+    for name in sorted(present.difference(declared, _INFRASTRUCTURE)):
         if "." in name:  # a discardable attribute of another dialect would be dropped silently further down
             near = difflib.get_close_matches(name.split(".")[-1], declared, n=1)
         else:
@@ -222,10 +208,10 @@ def _check_attributes(op, required) -> bool:
             why=f"declared attributes are: {known}",
             fix=f"did you mean '{near[0]}'?" if near else "remove it",
         )
-    for name in (a.name for a in required):
+    for name in op._required:
         if name not in present:
             return op_error(op, f"lacks the attribute '{name}'", why="it is required", fix=f"add {name} = ...")
-    for name in sorted(present & set(declared)):
+    for name in sorted(present.intersection(declared)):
         kind = declared[name]
         if isinstance(kind, type) and kind is not ir.Attribute and not _is_kind(op.attributes[name], kind):
             return op_error(

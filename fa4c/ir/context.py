@@ -55,5 +55,9 @@ def _is_the_text_of(filename: str, text: str) -> bool:
 
 
 def print_module(module, locations: bool = True) -> str:
-    """The text of a module (or of its operation) with its source names and its locations, both of which a plain `str` would drop."""
-    return module.operation.get_asm(enable_debug_info=locations, use_name_loc_as_prefix=True).rstrip("\n") + "\n"
+    """The text of a module (or of its operation) with its source names and its locations, both of which a plain `str` would drop.
+
+    The module is one that verifies, as parsing and each pass leave it: to print it would verify it again, which costs ten times as much.
+    """
+    text = module.operation.get_asm(enable_debug_info=locations, use_name_loc_as_prefix=True, assume_verified=True)
+    return text.rstrip("\n") + "\n"

@@ -69,16 +69,12 @@ class Scheduled(Operation):
 
 
 SPACES = {"gmem": Gmem, "smem": Smem, "reg": Reg, "tmem": Tmem}
+_SPACE_NAMES = {attribute: name for name, attribute in SPACES.items()}
 
 
 def space_of(kind) -> str | None:
     """ "gmem", "smem", "reg" or "tmem" for a tile's type, None for other types."""
-    if not isinstance(kind, ir.RankedTensorType):
-        return None
-    for name, attribute in SPACES.items():
-        if isinstance(kind.encoding, attribute):
-            return name
-    return None
+    return _SPACE_NAMES.get(type(kind.encoding)) if isinstance(kind, ir.RankedTensorType) else None
 
 
 def column_of(kind) -> int:
@@ -149,13 +145,15 @@ def check_yield(op, region, types) -> bool:
     return got == list(types) or op_error(op, f"yields {', '.join(map(str, got)) or 'nothing'}, but needs {', '.join(map(str, types))}")
 
 
-def nested_operations(region):
-    """All operations in a region, nested ones included."""
+def nested_operations(region) -> list:
+    """All operations in a region, nested ones included, in order."""
+    found = []
     for block in region.blocks:
         for op in block.operations:
-            yield op
+            found.append(op)
             for nested in op.operation.regions:
-                yield from nested_operations(nested)
+                found += nested_operations(nested)
+    return found
 
 
 def no_stray_attributes(region) -> bool:

@@ -164,7 +164,7 @@ class LaunchOp(Operation, name="launch"):
             module = module.parent and module.parent.operation
         if module is None:
             return True  # under construction
-        kernels = [op for op in nested_operations(module.regions[0]) if op.operation.name in ("tile.kernel", "warp.kernel")]
+        kernels = [op for op in module.regions[0].blocks[0].operations if op.operation.name in ("tile.kernel", "warp.kernel")]
         if not all("sym_name" in op.attributes and len(op.operation.regions) == 1 and len(op.body.blocks) == 1 for op in kernels):
             return True  # those are verified after this, and say it themselves
         kernels = {op.sym_name.value: op for op in kernels}

@@ -18,6 +18,31 @@ def is_expanded(field) -> bool:
     return field.variadicity == ext.Variadicity.variadic and field.constraint is Any
 
 
+class Group:
+    """What is declared of an operation's operands, or of its results (`what`: "operand", "result")."""
+
+    def __init__(self, what: str, fields):
+        self.what, self.fields, self.segments = what, fields, SEGMENTS[what]
+        several = [field for field in fields if field.variadicity != ext.Variadicity.single]
+        self.needed, self.more = len(fields) - len(several), bool(several)
+        self.inferred = len(several) == 1  # its size follows from the count, without segment sizes
+        self.expanded = any(map(is_expanded, fields))
+        self.slots = [MAX_GROUP if is_expanded(field) else 1 for field in fields]
+
+    def names(self) -> str:
+        return ", ".join(field.name for field in self.fields) or "none"
+
+    def values(self, op):
+        return op.operation.operands if self.what == "operand" else op.operation.results
+
+    def sizes(self, op) -> list[int]:
+        """How many values each field has."""
+        if self.segments in op.attributes:
+            return list(op.attributes[self.segments])
+        rest = len(self.values(op)) - self.needed
+        return [1 if field.variadicity == ext.Variadicity.single else rest for field in self.fields]
+
+
 def emit_operation(cls) -> None:
     """`ext`'s own emission, with expanded groups."""
     lowering = ext.ConstraintLoweringContext()
@@ -42,47 +67,26 @@ def _slots(field) -> list:
 
 def expand(op) -> None:
     """Put on the segment sizes that IRDL wants. The operation's own ones, and its counts, are already checked."""
-    if not op._expanded:
-        return
-    for what, fields, values in _lists(op):
-        if any(is_expanded(field) for field in fields):
-            sizes = group_sizes(op, fields, len(values), SEGMENTS[what])
-            expanded = []
-            for field, size in zip(fields, sizes, strict=True):
-                expanded += [1] * size + [0] * (MAX_GROUP - size) if is_expanded(field) else [size]
-            op.attributes[SEGMENTS[what]] = ir.DenseI32ArrayAttr.get(expanded)
+    for group in op._expanded:
+        expanded = []
+        for slots, size in zip(group.slots, group.sizes(op), strict=True):
+            expanded += [1] * size + [0] * (slots - size) if slots > 1 else [size]
+        op.attributes[group.segments] = ir.DenseI32ArrayAttr.get(expanded)
 
 
 def collapse(op) -> None:
     """Take them off again: back to one size a group, or to none where the count says it."""
-    if not op._expanded:
-        return
-    for what, fields, _ in _lists(op):
-        name = SEGMENTS[what]
-        if name not in op.attributes or not any(is_expanded(field) for field in fields):
+    for group in op._expanded:
+        if group.segments not in op.attributes:
             continue
-        attribute = op.attributes[name]
-        sizes = list(attribute) if isinstance(attribute, ir.DenseI32ArrayAttr) else []
-        if len(sizes) != sum(len(_slots(field)) for field in fields):
+        attribute = op.attributes[group.segments]
+        if not isinstance(attribute, ir.DenseI32ArrayAttr) or len(attribute) != sum(group.slots):
             continue  # the operation's own
-        if sum(field.variadicity != ext.Variadicity.single for field in fields) == 1:
-            del op.attributes[name]
+        if group.inferred:
+            del op.attributes[group.segments]
             continue
-        groups, start = [], 0
-        for field in fields:
-            length = len(_slots(field))
-            groups.append(sum(sizes[start : start + length]))
-            start += length
-        op.attributes[name] = ir.DenseI32ArrayAttr.get(groups)
-
-
-def group_sizes(op, fields, count: int, segment_name: str) -> list[int]:
-    """How many values each field has."""
-    if segment_name in op.attributes:
-        return list(op.attributes[segment_name])
-    return [1 if field.variadicity == ext.Variadicity.single else count - len(fields) + 1 for field in fields]
-
-
-def _lists(op):
-    operands, _, results, _ = op._parts
-    return (("operand", operands, op.operation.operands), ("result", results, op.operation.results))
+        sizes, sums, start = list(attribute), [], 0
+        for slots in group.slots:
+            sums.append(sum(sizes[start : start + slots]))
+            start += slots
+        op.attributes[group.segments] = ir.DenseI32ArrayAttr.get(sums)

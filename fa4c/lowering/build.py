@@ -32,17 +32,7 @@ def build(source: str, name: str, arch: str, *, line_info: bool = False) -> Bina
 
     Raises Diagnostic if cutlass-dsl is missing or refuses the code.
     """
-    try:
-        with COMPILE_LOCK:
-            import cutlass
-            import cutlass.cute as cute
-            from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
-    except ImportError as error:
-        raise Diagnostic(
-            "PTX needs nvidia-cutlass-dsl, which cannot be imported",
-            why=str(error),
-            fix="pip install nvidia-cutlass-dsl (Linux and Windows); all levels up to --emit cute work without it",
-        ) from error
+    cutlass = import_dsl()
     with COMPILE_LOCK, tempfile.TemporaryDirectory(prefix="fa4c-") as folder:
         path = os.path.join(folder, f"{name}.cute.py")
         with open(path, "w", encoding="utf-8") as file:
@@ -51,14 +41,30 @@ def build(source: str, name: str, arch: str, *, line_info: bool = False) -> Bina
         noise = io.StringIO()
         try:
             with contextlib.redirect_stdout(noise):
-                compiled = cute.compile(
+                compiled = cutlass.cute.compile(
                     module.host,
-                    *module.fake_args(make_fake_compact_tensor, make_fake_stream),
+                    *module.fake_args(cutlass.cute.runtime.make_fake_compact_tensor, cutlass.cute.runtime.make_fake_stream),
+                    no_jit_engine=True,  # nothing runs here
                     options=f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}" + " --generate-line-info" * line_info,
                 )
         finally:
             sys.modules.pop(module.__name__, None)
         return Binary(compiled.__ptx__, compiled.__cubin__, cutlass.__version__)
+
+
+def import_dsl():
+    """The module `cutlass`, which takes the better part of a second to import. Raises Diagnostic if it is missing."""
+    try:
+        with COMPILE_LOCK:
+            import cutlass
+            import cutlass.cute.runtime
+    except ImportError as error:
+        raise Diagnostic(
+            "PTX needs nvidia-cutlass-dsl, which cannot be imported",
+            why=str(error),
+            fix="pip install nvidia-cutlass-dsl (Linux and Windows); all levels up to --emit cute work without it",
+        ) from error
+    return cutlass
 
 
 def _import(path: str, name: str):

@@ -14,10 +14,11 @@ from ..ir.mlir import ir
 from ..passes.pipelines import pipeline as standard_pipeline
 from ..passes.pipelines import target_of
 from ..passes.registry import run_pipeline
-from . import build, cute_source, manifest, sass
+from . import build_helper, cute_source, manifest, sass
 from .both_directions import Recorder, combine
 
 LEVELS = ("attn", "tile", "warp")
+BINARIES = ("ptx", "sass", "artifact")  # what needs the DSL
 
 
 def compile_text(
@@ -37,6 +38,7 @@ def compile_text(
     locations: bool = True,
     print_after=None,
     timing: list | None = None,
+    jobs: int = 1,
 ):
     """Compile MLIR text. `emit`: "attn", "tile", "warp", "cute", "ptx", "sass" give text; "artifact" gives (manifest, members: name ->
     bytes).
@@ -44,36 +46,29 @@ def compile_text(
     `pipeline` replaces the standard passes; `disabled`, `overrides`, `print_after`, `timing` as in `run_pipeline`. Raises Diagnostic (the
     user's mistake) or ir.MLIRError (text that does not parse or verify). Direction "both" gives one artifact of two compilations;
     `deterministic` chooses the pipeline whose sums have a fixed order, where there is one; `generation` one of `pipelines.GENERATIONS`.
+    `jobs`: with more than one, a second process compiles one of the kernels.
     """
-    if direction == "both":
-        return _compile_both(
-            text,
-            filename,
-            pipeline,
-            emit,
-            target=target,
-            deterministic=deterministic,
-            dtype=dtype,
-            head_dim=head_dim,
-            generation=generation,
-            disabled=disabled,
-            overrides=overrides,
-            locations=locations,
-            print_after=print_after,
-            timing=timing,
-        )
+    options = dict(
+        target=target, deterministic=deterministic, dtype=dtype, head_dim=head_dim, pipeline=pipeline, generation=generation,
+        disabled=disabled, overrides=overrides, locations=locations, print_after=print_after, timing=timing)
+    with build_helper.Helper() if jobs > 1 and emit in BINARIES else contextlib.nullcontext() as helper:
+        if direction == "both":
+            _require_one_artifact(filename, pipeline, emit)
+            return combine(*(_compile(text, filename, emit, helper, direction=one, **options) for one in ("fwd", "bwd")), filename)
+        return _compile(text, filename, emit, helper, direction=direction, **options)
+
+
+def _compile(text, filename, emit, helper, *, direction, **options):
     goal = emit if emit in LEVELS else "warp"
-    with lowered(text, filename, target=target, direction=direction, deterministic=deterministic, dtype=dtype, head_dim=head_dim,
-                 pipeline=pipeline, generation=generation, disabled=disabled, overrides=overrides, goal=goal, locations=locations,
-                 print_after=print_after, timing=timing) as result:
+    with lowered(text, filename, goal=goal, direction=direction, **options) as result:
         module = result.module
         if emit in LEVELS:
-            return print_module(module, locations)
+            return print_module(module, options["locations"])
         _require_warp(module, filename)
         sources = cute_source.emit(module)
         if emit == "cute":
             return joined(sources, "#")
-        binaries = {kernel: build.build(source, kernel, result.target) for kernel, source in sources.items()}
+        binaries = build_helper.build_all(sources, result.target, helper)
         if emit == "ptx":
             return joined({kernel: binary.ptx for kernel, binary in binaries.items()}, "//")
         if emit == "sass":
@@ -117,10 +112,14 @@ def lowered(
     overrides=(),
     goal: str = "warp",
     locations: bool = True,
+    print_before=None,
     print_after=None,
     timing: list | None = None,
 ):
-    """Parse a file and run the passes down to the level `goal`; options as in `compile_text`. Yields a `Lowered`."""
+    """Parse a file and run the passes down to the level `goal`; options as in `compile_text`. Yields a `Lowered`.
+
+    `print_before`: a function called with the module before the first pass.
+    """
     with new_context() as context, ir.Location.unknown():
         module = parse_module(text, filename, context)
         name = _set_target(module, target, targets.DEFAULT if generation is None else target_of(generation))
@@ -139,14 +138,18 @@ def lowered(
                 why="passes go down only",
                 fix=f"emit {entry} or something below it",
             )
-        levels = {entry: print_module(module, locations)}
+        levels, verified = {entry: print_module(module, locations)}, False
+        if print_before is not None:
+            print_before(module)
         if dtype is not None or head_dim is not None:
             run_pipeline(module, _retyping(dtype, head_dim), print_after=print_after, timing=timing)
             levels[entry] = print_module(module, locations)
         recorder = Recorder(module) if direction == "bwd" else None
         watch = print_after if recorder is None else recorder.also(print_after)
         for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, deterministic, generation):
-            run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=watch, timing=timing)
+            run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=watch, timing=timing,
+                         verified=verified)
+            verified = True
             levels[level] = print_module(module, locations)
             if deterministic and level == "tile":
                 _require_fixed_order(module)
@@ -173,7 +176,7 @@ def _require_fixed_order(module) -> None:
         )
 
 
-def _compile_both(text, filename, pipeline, emit, **options):
+def _require_one_artifact(filename, pipeline, emit) -> None:
     if emit != "artifact" or pipeline is not None:
         what = "a pipeline" if pipeline is not None else f"the {emit} text"
         raise Diagnostic(
@@ -182,7 +185,6 @@ def _compile_both(text, filename, pipeline, emit, **options):
             why="direction both is two compilations whose kernels go into one artifact",
             fix="choose --direction fwd or --direction bwd",
         )
-    return combine(*(compile_text(text, filename, direction=direction, **options) for direction in ("fwd", "bwd")), filename)
 
 
 def joined(texts: dict[str, str], comment: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ..ir.mlir import ir
 from ..ir.tile import FromSharedOp, MapOp, YieldOp
+from ..ir.tile_base import nested_operations
 
 
 def emit_map(inputs: list, out, body: Callable, cond=None):
@@ -19,12 +20,7 @@ def emit_map(inputs: list, out, body: Callable, cond=None):
 
 def operations_in(operation) -> list:
     """The views of all operations nested in one, in order; a list, so that they may be replaced."""
-    found = []
-    for region in operation.operation.regions:
-        for block in region.blocks:
-            for op in block.operations:
-                found += [op.operation.opview, *operations_in(op)]
-    return found
+    return [op for region in operation.operation.regions for op in nested_operations(region)]
 
 
 def erase_unused(block) -> None:

@@ -428,17 +428,18 @@ def _overlap(a, b) -> bool:
     return a0 < b1 and b0 < a1
 
 
-def operations_within(block):
+def operations_within(block) -> list:
+    found = []
     for op in block.operations:
-        yield op
-        yield from operations_of(op)
+        found.append(op)
+        found += operations_of(op)
+    return found
 
 
-def operations_of(op):
+def operations_of(op) -> list:
     if op.operation.name in CONTROL or isinstance(op, (warp.ElectOp, warp.WhenOp)):
-        for region in op.operation.regions:
-            for block in region.blocks:
-                yield from operations_within(block)
+        return [inner for region in op.operation.regions for block in region.blocks for inner in operations_within(block)]
+    return []
 
 
 def place_type():

@@ -14,12 +14,12 @@ dependences are the program's; a reuse of columns that the text does not declare
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from dataclasses import dataclass
 
 from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
-from ..ir.tile import column_of
 from . import tmem_tiles
 from ._tile_map import operations_in
 from .corrections import Box
@@ -38,22 +38,22 @@ class Link:
 
 def find(kernel, role_of, boxes=()) -> list[Link]:
     """The links of a `tile.kernel` whose tiles have columns; `role_of(op)` names the role that runs an operation."""
-    links: list[Link] = []
+    program, links = _Program(kernel, role_of, boxes), []
     while True:
-        missing = _missing(kernel, role_of, boxes, links)
+        missing = _missing(program, links)
         if missing is None:
-            return _without_needless(kernel, role_of, boxes, links)
+            return _without_needless(program, links)
         if missing in links or len(links) > _MOST_LINKS:
             raise op_diagnostic(missing.after, f"cannot be ordered behind '{missing.before.operation.name}' of role {missing.source}",
                                 why="its schedule runs it before", fix="change stage and order, or the columns that both use")
         links.append(missing)
 
 
-def _without_needless(kernel, role_of, boxes, links: list[Link]) -> list[Link]:
+def _without_needless(program: _Program, links: list[Link]) -> list[Link]:
     """Links found early may have become needless by later ones."""
     for link in list(links):
         rest = [other for other in links if other != link]
-        if _missing(kernel, role_of, boxes, rest) is None:
+        if _missing(program, rest) is None:
             links = rest
     return links
 
@@ -62,9 +62,9 @@ def _without_needless(kernel, role_of, boxes, links: list[Link]) -> list[Link]:
 _SCENARIOS = ((2, 4), (2, 0), (0, 4), (2, 1))
 
 
-def _missing(kernel, role_of, boxes, links) -> Link | None:
+def _missing(program: _Program, links: list[Link]) -> Link | None:
     """A link that is needed beside `links`, None if there are enough."""
-    runs = (_Run(kernel, role_of, boxes, links).missing(turns, trips) for turns, trips in _SCENARIOS)
+    runs = (_Run(program, links).missing(events) for events in program.scenarios)
     return next((link for link in runs if link is not None), None)
 
 
@@ -93,14 +93,38 @@ def _written_operands(kernel) -> dict:
     return {value: _SharedTile(value) for value in written if value in read}
 
 
-class _Run:
-    def __init__(self, kernel, role_of, boxes, links):
-        self.kernel, self.role_of, self.links = kernel, role_of, links
-        self.boxed = defaultdict(list)  # operation -> (box, whether it is written, whether it is read)
+class _Program:
+    """What all runs of one kernel have in common, read off the operations once: it runs some forty times."""
+
+    def __init__(self, kernel, role_of, boxes):
+        block = kernel.body.blocks[0]
+        self.scenarios = [list(tmem_tiles.events(block, turns=turns, trips=trips)) for turns, trips in _SCENARIOS]
+        self.of = {**tmem_tiles.tiles_by_value(kernel), **_written_operands(kernel)}
+        self.role_of = functools.cache(role_of)
+        self.accesses = functools.cache(self._accesses)
+        tiles = {id(t): t for t in self.of.values() if not isinstance(t, _SharedTile)}
+        self._sharing = {key: [o for o in tiles.values() if o is not t and tmem_tiles.share(t, o)] for key, t in tiles.items()}
+        self._boxed = defaultdict(list)  # operation -> (box, whether it is written, whether it is read)
         for box in boxes:
             for op in [box.writer, *box.readers]:
-                self.boxed[op].append((box, op == box.writer, op != box.writer))
-        self.of = {**tmem_tiles.tiles_by_value(kernel), **_written_operands(kernel)}
+                self._boxed[op].append((box, op == box.writer, op != box.writer))
+
+    def _accesses(self, op) -> list[tuple]:
+        """(tile or box, whether it is written, whether what was there is read)"""
+        return [*tmem_tiles.touched(op, self.of), *self._boxed[op]]
+
+    def sharing(self, t) -> list:
+        """The other tiles in columns of one."""
+        return self._sharing.get(id(t), [])
+
+
+class _Run:
+    def __init__(self, program: _Program, links: list[Link]):
+        self.program = program
+        self.waits, self.signalled = defaultdict(list), defaultdict(list)  # operation -> links that wait before it, that it signals
+        for link in links:
+            self.waits[link.after].append(link)
+            self.signalled[link.before].append(link)
         self.known: dict = defaultdict(lambda: defaultdict(int))  # role -> role -> events of it that are known to be over
         self.count: dict = defaultdict(int)  # role -> events so far
         self.instances: dict = defaultdict(int)  # (operation, what) -> so far
@@ -109,8 +133,8 @@ class _Run:
         self.history: dict = defaultdict(list)  # id of tile -> [_Done] since its last fresh write, and what that had to respect
         self.declared: dict = {}
 
-    def missing(self, turns: int, trips: int) -> Link | None:
-        for op, iteration, what in tmem_tiles.events(self.kernel.body.blocks[0], turns=turns, trips=trips):
+    def missing(self, events) -> Link | None:
+        for op, iteration, what in events:
             found = self._step(op, iteration, what)
             if found is not None:
                 return found
@@ -120,14 +144,11 @@ class _Run:
         instance = self.instances[op, what]
         self.instances[op, what] += 1
         if what != "leave":
-            for link in self.links:
-                if link.after == op:
-                    self._wait(link, instance)
+            for link in self.waits.get(op, ()):
+                self._wait(link, instance)
         found = self._access(op, iteration, instance) if what == "run" else None
         if found is None and what != "enter":
-            for link in self.links:
-                if link.before == op and found is None:
-                    found = self._signal(link)
+            found = next(filter(None, map(self._signal, self.signalled.get(op, ()))), None)
         return found
 
     # -- waits and signals
@@ -163,9 +184,10 @@ class _Run:
     # -- accesses
 
     def _access(self, op, iteration: int, instance: int) -> Link | None:
-        role, accesses = self.role_of(op), [*tmem_tiles.touched(op, self.of), *self.boxed[op]]
+        accesses = self.program.accesses(op)
         if not accesses:
             return None
+        role = self.program.role_of(op)
         self._tick(role)
         unordered = []
         for t, writes, reads in accesses:
@@ -185,7 +207,7 @@ class _Run:
         if writes and not reads and not isinstance(t, Box):
             found += self._declared_reuse(op, iteration)
             if op.operation.parent.name != "scf.for" or not self._in_one_loop(op, t):
-                found += [past for other in self._sharing(t) for past in self.history[id(other)]]
+                found += [past for other in self.program.sharing(t) for past in self.history[id(other)]]
         return found
 
     def _declared_reuse(self, op, iteration: int) -> list[_Done]:
@@ -197,7 +219,7 @@ class _Run:
             if first is None:
                 raise op_diagnostic(op, f"comes after an operation of order {order}, which its loop has not", fix="remove it from after")
             if iteration < distance:  # what an earlier run of the loop left there
-                found += [past for t, _, _ in tmem_tiles.touched(op, self.of) for o in self._sharing(t) for past in self.history[id(o)]]
+                found += [past for t, _, _ in self.program.accesses(op) for o in self.program.sharing(t) for past in self.history[id(o)]]
                 continue
             done = self.declared.get((first, iteration - distance))
             if done is None:
@@ -208,14 +230,7 @@ class _Run:
 
     def _in_one_loop(self, op, t) -> bool:
         """Whether all that shares columns with this tile is in the loop of `op`, where `after` says what is reused."""
-        return all(past.op.operation.parent == op.operation.parent for other in self._sharing(t) for past in self.history[id(other)])
-
-    def _sharing(self, t) -> list:
-        if isinstance(t, _SharedTile):
-            return []
-        first = column_of(t.kind)
-        others = {id(o): o for o in self.of.values() if o is not t and not isinstance(o, _SharedTile)}
-        return [o for o in others.values() if column_of(o.kind) < first + t.words and first < column_of(o.kind) + o.words]
+        return all(past.op.operation.parent == op.operation.parent for other in self.program.sharing(t) for past in self.history[id(other)])
 
     def _link(self, past: _Done, role: str, op, instance: int) -> Link:
         """Between the two operations, or the loops around them that stand in one block."""

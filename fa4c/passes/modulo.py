@@ -313,22 +313,27 @@ def _longest(count: int, constraints, ii: int, times: list[int]):
     """Least times that obey the constraints, from `times` upwards; or (None, the constraints of a circle that grows for ever)."""
     weighted = [(u, v, latency - ii * distance) for u, v, latency, distance in constraints]
     times, came_by = list(times), [-1] * count
-    for _ in range(count + 1):
-        changed = False
+    while True:
+        last = -1
         for number, (u, v, weight) in enumerate(weighted):
             if times[u] + weight > times[v]:
                 times[v] = times[u] + weight
                 came_by[v] = number
-                changed = last = v
-        if changed is False:
+                last = v
+        if last < 0:
             return times, None
-    for _ in range(count):  # far enough back to stand on the circle
-        last = constraints[came_by[last]][0]
-    circle, node = [], last
-    while not circle or node != last:
-        circle.append(constraints[came_by[node]])
-        node = circle[-1][0]
-    return None, circle
+        # A way back that is longer than all times there are runs round a circle, and only one that grows gets there (Cherkassky and
+        # Goldberg 1999). It shows after a few rounds; that none is left to show takes `count` of them.
+        for _ in range(count):
+            if came_by[last] < 0:
+                break
+            last = constraints[came_by[last]][0]
+        else:
+            circle, node = [], last
+            while not circle or node != last:
+                circle.append(constraints[came_by[node]])
+                node = circle[-1][0]
+            return None, circle
 
 
 def _tighten(times: _Times, constraints, ii: int, start: list[int] | None = None, at_most: int | None = None):
@@ -364,18 +369,19 @@ def minimum_ii(graph: Graph, stages: Sequence[int] | None = None, *, pinned_orde
     times = _Times(graph)
     constraints = _base(graph, stages)
     for a, b in itertools.pairwise(pinned_order):
-        constraints += _behind(graph, times, a, b, stages[b] - stages[a])[0]
+        constraints += _later(_shared(graph, times, a, b), stages[b] - stages[a])
     root = _tighten(times, constraints, _busiest(graph), at_most=at_most)
     if root is None:
         raise Unschedulable(_circle(graph))
-    pairs = sorted(_sharing(graph), key=lambda pair: -_weight(graph, *pair))
+    pairs = [(a, b, _shared(graph, times, a, b)) for a, b in itertools.combinations(range(len(graph.ops)), 2)]
+    pairs = sorted((pair for pair in pairs if pair[2]), key=lambda pair: -_weight(pair[2]))
     best = _first_guess(graph, stages, pinned_order, at_most) if stages is not None else None
     decided, stack = 0, [(constraints, root)]
     while stack and (decided < limit or best is None) and not (best is not None and best[0] == root[0]):
         constraints, (ii, found) = stack.pop()
         if best is not None and ii >= best[0]:
             continue
-        collision = next(filter(None, (_collision(graph, times, found, ii, a, b) for a, b in pairs)), None)
+        collision = next(((shared, behind) for _, _, shared in pairs if (behind := _collision(shared, found, ii)) is not None), None)
         if collision is None:
             best = ii, found
             continue
@@ -383,7 +389,7 @@ def minimum_ii(graph: Graph, stages: Sequence[int] | None = None, *, pinned_orde
         if decided > 10 * limit + 1000:
             raise Unschedulable()  # there may be one, but nothing that a loop body holds is this intricate
         children = []
-        for more in _behind(graph, times, *collision):
+        for more in (_later(*collision), _sooner(*collision)):
             child = _tighten(times, constraints + more, ii, found, best[0] - 1 if best else at_most)
             if child is not None:
                 children.append((child[0], len(children), constraints + more, child))
@@ -403,54 +409,40 @@ def _first_guess(graph: Graph, stages: Sequence[int], pinned_order: Sequence[int
     return _tighten(search.times, _base(graph, stages) + search.sequence(order), _busiest(graph), at_most=at_most) if order else None
 
 
-def _sharing(graph: Graph) -> list[tuple[int, int]]:
-    n = len(graph.ops)
-    return [(a, b) for a in range(n) for b in range(a + 1, n) if _share(graph, a, b) != (False, False)]
-
-
-def _share(graph: Graph, a: int, b: int) -> tuple[bool, bool]:
-    """Whether they share the stream, and the unit."""
+def _shared(graph: Graph, times: _Times, a: int, b: int) -> list[tuple[int, int, int, int]]:
+    """(time of a, time of b, clocks that a takes, clocks that b takes) of the stream that both use, and of the unit."""
     one, other = graph.ops[a], graph.ops[b]
-    return one.stream == other.stream, one.asynchronous and one.unit == other.unit
+    shared = [(times.issue[a], times.issue[b], one.issue, other.issue)] if one.stream == other.stream else []
+    if one.asynchronous and one.unit == other.unit:
+        shared.append((times.start[a], times.start[b], one.duration, other.duration))
+    return shared
 
 
-def _weight(graph: Graph, a: int, b: int) -> int:
+def _weight(shared) -> int:
     """What a collision costs at least: to decide the heaviest first raises bounds soonest."""
-    stream, unit = _share(graph, a, b)
-    one, other = graph.ops[a], graph.ops[b]
-    return max(min(one.issue, other.issue) if stream else 0, min(one.duration, other.duration) if unit else 0)
+    return max(min(length, other_length) for _, _, length, other_length in shared)
 
 
-def _collision(graph: Graph, times: _Times, found: list[int], ii: int, a: int, b: int):
-    """(a, b, K) if they are in each other's way: b must be at least K iterations behind a, or at most K - 1."""
-    stream, unit = _share(graph, a, b)
-    one, other = graph.ops[a], graph.ops[b]
-    gaps = []
-    if stream:
-        gaps.append((found[times.issue[b]] - found[times.issue[a]], one.issue, other.issue))
-    if unit:
-        gaps.append((found[times.start[b]] - found[times.start[a]], one.duration, other.duration))
-    behind = gaps[0][0] // ii
-    for gap, length, other_length in gaps:
+def _collision(shared, found: list[int], ii: int) -> int | None:
+    """K if they are in each other's way: b must be at least K iterations behind a, or at most K - 1."""
+    behind = (found[shared[0][1]] - found[shared[0][0]]) // ii
+    for a, b, length, other_length in shared:
+        gap = found[b] - found[a]
         if gap < behind * ii + length:
-            return a, b, behind
+            return behind
         if gap > (behind + 1) * ii - other_length:
-            return a, b, behind + 1
+            return behind + 1
     return None
 
 
-def _behind(graph: Graph, times: _Times, a: int, b: int, behind: int):
-    """The two sides of a choice: constraints for "b at least `behind` iterations behind a", and for "at most `behind` - 1"."""
-    stream, unit = _share(graph, a, b)
-    one, other = graph.ops[a], graph.ops[b]
-    later, sooner = [], []
-    if stream:
-        later.append((times.issue[a], times.issue[b], one.issue, -behind))
-        sooner.append((times.issue[b], times.issue[a], other.issue, behind))
-    if unit:
-        later.append((times.start[a], times.start[b], one.duration, -behind))
-        sooner.append((times.start[b], times.start[a], other.duration, behind))
-    return later, sooner
+def _later(shared, behind: int) -> list:
+    """Constraints for "b at least `behind` iterations behind a"."""
+    return [(a, b, length, -behind) for a, b, length, _ in shared]
+
+
+def _sooner(shared, behind: int) -> list:
+    """Constraints for "b at most `behind` - 1 iterations behind a"."""
+    return [(b, a, other_length, behind) for a, b, _, other_length in shared]
 
 
 # -------------------------------------------------------------------------------------------------------------------------- order
@@ -484,6 +476,7 @@ class _OrderSearch:
                 self.before[e.dst].append(e)
                 self.after[e.src].append(e)
         self.heights: dict[int, int] = {}
+        self.known: dict[tuple[int, int], list] = {}  # (i, j) -> constraints for "i, then j"
 
     def readable(self) -> list[int]:
         """The best of all orders, were it not for clocks; empty if there is none."""
@@ -519,20 +512,23 @@ class _OrderSearch:
         """What may come next, the best first."""
         ready = [i for i, edges in self.before.items() if i not in placed and all(e.src in placed for e in edges)
                  and self.pinned_before.get(i, -1) in (-1, *placed)]
-        return sorted(ready, key=lambda i: self.rank(i, placed))
+        known: dict[int, int] = {}
+        return sorted(ready, key=lambda i: self.rank(i, placed, known))
 
     def sequence(self, order: Sequence[int]) -> list:
         return [c for n, i in enumerate(order) for j in order[n + 1 :] for c in self.precedes(i, j)]
 
     def precedes(self, i: int, j: int) -> list:
         """Constraints for "i, then j" in each step."""
-        behind = self.stages[j] - self.stages[i]
-        return _behind(self.graph, self.times, i, j, behind)[0] + _behind(self.graph, self.times, i, j, behind + 1)[1]
+        if (i, j) not in self.known:
+            shared, behind = _shared(self.graph, self.times, i, j), self.stages[j] - self.stages[i]
+            self.known[i, j] = _later(shared, behind) + _sooner(shared, behind + 1)
+        return self.known[i, j]
 
-    def rank(self, i: int, placed: list[int]):
+    def rank(self, i: int, placed: list[int], known: dict[int, int]):
         if self.graph.ops[i].asynchronous:
             return 0, -self.height(i), False, i
-        return 1, self.awaited(i, placed), not self.graph.ops[i].seldom, i
+        return 1, self.awaited(i, placed, known), not self.graph.ops[i].seldom, i
 
     def height(self, i: int) -> int:
         """The longest chain of clocks from here to the end of the step."""
@@ -541,12 +537,13 @@ class _OrderSearch:
             self.heights[i] = max((e.latency + self.height(e.dst) for e in self.after[i]), default=0)
         return self.heights[i]
 
-    def awaited(self, i: int, placed: list[int]) -> int:
+    def awaited(self, i: int, placed: list[int], known: dict[int, int]) -> int:
         """The position of the last asynchronous operation of this step that must be finished first; -1 without one."""
-        waits = [-1]
-        for e in self.before[i]:
-            op = self.graph.ops[e.src]
-            waits.append(self.awaited(e.src, placed))
-            if op.asynchronous and not e.from_issue:
-                waits.append(placed.index(e.src))
-        return max(waits)
+        if i not in known:
+            waits = [-1]
+            for e in self.before[i]:
+                waits.append(self.awaited(e.src, placed, known))
+                if self.graph.ops[e.src].asynchronous and not e.from_issue:
+                    waits.append(placed.index(e.src))
+            known[i] = max(waits)
+        return known[i]

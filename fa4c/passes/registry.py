@@ -13,7 +13,7 @@ pipeline names them.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -126,15 +126,16 @@ def find_pass(name: str) -> Pass | None:
 
 
 def run_pipeline(module, text: str, *, disabled: Iterable[str] = (), overrides: Sequence[tuple[str, str, str]] = (),
-                 print_after: Callable[[str, Any], object] | Any = None, timing: list | None = None) -> None:
-    """Run the passes of `text` on an `ir.Module`, verifying after each.
+                 print_after: Callable[[str, Any], object] | Any = None, timing: list | None = None, verified: bool = False) -> None:
+    """Run the passes of `text` on an `ir.Module`, verifying after each, and before the first unless it is known to be `verified`.
 
     `disabled` names passes to leave out wherever they occur; `overrides`, (pass, option, value), replace what the text says at every
     occurrence; `print_after` is a stream, or a function called with (item text, module) after each pass; `timing` gets a pair (item text,
     seconds) for each. All names and values are checked before the first pass runs.
     """
     steps = _plan(text, disabled, overrides)
-    verify(module)  # so that a module that never was right is not blamed on the first pass
+    if not verified:
+        verify(module)  # so that a module that never was right is not blamed on the first pass
     for item, step in steps:
         start = time.perf_counter()
         step(module)
@@ -256,49 +257,39 @@ def _upstream_step(item: Item) -> Callable:
 
     for name in sorted(pass_names([item])):
         _check_known(name)
-    with _scratch_context():  # only whether it parses
-        _parse_upstream(PassManager, item)
+    refusal = _upstream_refusal(str(item))
+    if refusal:
+        raise UsageError(f"upstream MLIR refuses '{item}' in a pipeline", why=" ".join(refusal.split()),
+                         fix="see that pass's options in the MLIR documentation")
 
     def run(module) -> None:
         with module.context, Collector(module.context, _say) as reports:
-            _parse_upstream(PassManager, item).run(module.operation)
+            PassManager.parse(f"builtin.module({item})").run(module.operation)
         if reports.errors:
             raise Diagnostics("\n".join(reports.errors))
 
     return run
 
 
-def _parse_upstream(manager, item: Item):
-    try:
-        return manager.parse(f"builtin.module({item})")
-    except ValueError as error:
-        detail = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-        raise UsageError(f"upstream MLIR refuses '{item}' in a pipeline", why=detail,
-                         fix="see that pass's options in the MLIR documentation") from None
-
-
 def _check_known(name: str) -> None:
     """Ours or upstream's, else a usage error with the nearest name."""
-    if find_pass(name) is not None:
-        return
-    from ..ir.mlir import PassManager
-
-    with _scratch_context():
-        try:
-            PassManager.parse(f"builtin.module({name})")
-        except ValueError as error:
-            if "does not refer to a registered pass" in str(error):
-                raise UsageError(f"there is no pass '{name}'", why="it is neither one of `fa4c passes` nor one of upstream MLIR",
-                                 fix=nearest(name, [*own_names(), *_UPSTREAM_KNOWN])) from None
+    if find_pass(name) is None and "does not refer to a registered pass" in _upstream_refusal(name):
+        raise UsageError(f"there is no pass '{name}'", why="it is neither one of `fa4c passes` nor one of upstream MLIR",
+                         fix=nearest(name, [*own_names(), *_UPSTREAM_KNOWN]))
 
 
-@contextlib.contextmanager
-def _scratch_context():
+@functools.cache
+def _upstream_refusal(text: str) -> str:
+    """What MLIR says of a pipeline on a module that it cannot parse, empty if it can. A context for that is not free, so asked once."""
     from ..ir.context import CONTEXT_LOCK
-    from ..ir.mlir import ir
+    from ..ir.mlir import PassManager, ir
 
     with CONTEXT_LOCK, ir.Context():
-        yield
+        try:
+            PassManager.parse(f"builtin.module({text})")
+        except ValueError as error:
+            return str(error)
+    return ""
 
 
 def show(print_after, item: Item | str, module) -> None:

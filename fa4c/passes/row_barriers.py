@@ -8,6 +8,7 @@ the tile, and given back with it.
 from __future__ import annotations
 
 from ..ir import warp
+from ..ir.tile_base import nested_operations
 
 
 def companions(rings: dict, roles: list) -> dict:
@@ -46,7 +47,7 @@ def _same_places(row, tile, roles: list) -> bool:
 
 
 def _blocks(role, buffer, wanted) -> list:
-    return [op.operation.parent for op in _walk(role.body.blocks[0]) if wanted(op, buffer)]
+    return [op.operation.parent for op in nested_operations(role.body) if wanted(op, buffer)]
 
 
 def _loads(op, buffer) -> bool:
@@ -58,11 +59,3 @@ def _reads_first(op, buffer) -> bool:
     if isinstance(op, warp.WgmmaOp):
         return buffer in (op.a, op.b) and op.reader.value == 0
     return isinstance(op, (warp.LoadColumnsOp, warp.LoadFragmentOp)) and op.buffer == buffer and op.reader.value == 0
-
-
-def _walk(block):
-    for op in block.operations:
-        yield op
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from _walk(inner)
