@@ -8,6 +8,7 @@ order, every read finds the value it means. That is decided by running the sched
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -43,12 +44,13 @@ def assign(kernel, is_compute) -> Fragments:
 
     for a, b in forced:
         parent[find(a)] = find(b)
-    reached, failure = _simulate(block, find, is_compute)
+    program = _Program(is_compute)
+    reached, failure = _simulate(block, find, program)
     for a, b in wanted:  # some sharing is needed for the schedule to work at all: keep what lets it run at least as far
         root_a, root_b = find(a), find(b)
         if root_a != root_b and a.type == b.type:
             parent[root_a] = root_b
-            now, why = _simulate(block, find, is_compute)
+            now, why = _simulate(block, find, program)
             if now >= reached:
                 reached, failure = now, why
             else:
@@ -110,9 +112,9 @@ def _collect(block, values, forced, wanted, is_compute) -> None:
                 wanted.extend([pair] if passes_through(op) is None else [])
 
 
-def _simulate(block, find, is_compute):
+def _simulate(block, find, program: _Program):
     """(operations run, the first read that finds another value than it means or None); infinitely many if there is none."""
-    simulation = _Simulation(find, is_compute)
+    simulation = _Simulation(find, program)
     try:
         simulation.run_block(block, {})
     except _Clash as clash:
@@ -126,9 +128,24 @@ class _Clash(Exception):
         super().__init__(text)
 
 
+class _Program:
+    """What all simulations of one kernel have in common, read off the operations once: each sharing is tried by one."""
+
+    def __init__(self, is_compute):
+        self.is_compute = functools.cache(is_compute)
+        self.slots = functools.cache(lambda loop: body_slots(loop, is_compute))
+        self.accesses = functools.cache(_accesses)
+
+
+def _accesses(op) -> tuple[list, list, object]:
+    """(register values that it reads, those that it writes, the one that its result starts from)"""
+    operands, results = op.operation.operands, op.operation.results
+    return [v for v in operands if is_register(v)], [v for v in results if is_register(v)], passes_through(op)
+
+
 class _Simulation:
-    def __init__(self, find, is_compute):
-        self.find, self.is_compute = find, is_compute
+    def __init__(self, find, program: _Program):
+        self.find, self.program = find, program
         self.content = {}  # representative value -> token
         self.serial = 0
 
@@ -139,12 +156,12 @@ class _Simulation:
             elif op.operation.name == "tile.walk":
                 for _ in range(2):
                     self.run_block(op.regions[0].blocks[0], dict(tokens))
-            elif self.is_compute(op):
+            elif self.program.is_compute(op):
                 self.execute(op, tokens)
 
     def run_loop(self, op, tokens) -> None:
         body = op.regions[0].blocks[0]
-        slots = body_slots(op, self.is_compute)
+        slots = self.program.slots(op)
         yielded = list(list(body.operations)[-1].operation.operands)
         inits = list(op.operation.operands)[3:]
         carried = [(i, a) for i, a in enumerate(list(body.arguments)[1:]) if is_register(a) and inits[i] in tokens]
@@ -197,24 +214,22 @@ class _Simulation:
 
     def execute(self, op, tokens) -> None:
         self.serial += 1
-        for value in op.operation.operands:
-            if is_register(value):
-                if value not in tokens:
-                    raise _Clash(op, "a value is read before it was computed")
-                self.read(op, value, tokens[value])
-        for result in op.operation.results:
-            if is_register(result):
-                # all other inputs must survive until the operation has read them: elementwise operations read before they write, so only
-                # a reduction or an MMA may not overwrite an input other than the one that it starts from
-                start = passes_through(op)
-                for value in op.operation.operands:
-                    clobbers = is_register(value) and self.find(value) == self.find(result) and not (start is not None and value == start)
-                    if clobbers and not isinstance(op, MapOp):
-                        raise _Clash(op, "its result would overwrite an operand that it still reads")
-                    if clobbers and start is not None and isinstance(op, MapOp):
-                        raise _Clash(op, "its first input would overwrite an operand that it still reads")
-                tokens[result] = (self.serial, result)
-                self.content[self.find(result)] = tokens[result]
+        reads, writes, start = self.program.accesses(op)
+        for value in reads:
+            if value not in tokens:
+                raise _Clash(op, "a value is read before it was computed")
+            self.read(op, value, tokens[value])
+        for result in writes:
+            # all other inputs must survive until the operation has read them: elementwise operations read before they write, so only
+            # a reduction or an MMA may not overwrite an input other than the one that it starts from
+            for value in reads:
+                clobbers = self.find(value) == self.find(result) and not (start is not None and value == start)
+                if clobbers and not isinstance(op, MapOp):
+                    raise _Clash(op, "its result would overwrite an operand that it still reads")
+                if clobbers and start is not None and isinstance(op, MapOp):
+                    raise _Clash(op, "its first input would overwrite an operand that it still reads")
+            tokens[result] = (self.serial, result)
+            self.content[self.find(result)] = tokens[result]
 
 
 def carried_argument(body, index) -> ir.Value:
