@@ -16,6 +16,7 @@ works for iteration k - s, and operations are issued in ascending order. `pipeli
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,33 @@ class Graph:
 
     def stepped(self) -> list[int]:
         return [i for i in range(len(self.ops)) if i not in self.free]
+
+    # What each of some thousand searches on one graph asks for:
+
+    @functools.cached_property
+    def times(self) -> _Times:
+        return _Times(self)
+
+    @functools.cached_property
+    def shared(self) -> dict[tuple[int, int], list[tuple[int, int, int, int]]]:
+        """(a, b) -> (time of a, time of b, clocks that a takes, clocks that b takes) of the stream that both use, and of the unit."""
+        return {(a, b): _shared(self, a, b) for a, b in itertools.permutations(range(len(self.ops)), 2)}
+
+    @functools.cached_property
+    def sharing(self) -> list[list[tuple[int, int, int, int]]]:
+        """Those of each two that share something; what costs most if they collide first, as to decide that raises bounds soonest."""
+        pairs = [self.shared[pair] for pair in itertools.combinations(range(len(self.ops)), 2)]
+        return sorted(filter(None, pairs), key=lambda shared: -max(min(length, other) for _, _, length, other in shared))
+
+    @functools.cached_property
+    def busiest(self) -> int:
+        """No smaller `ii`: each stream and unit does all its work once in it."""
+        load: dict[str, int] = {}
+        for op in self.ops:
+            load["stream " + op.stream] = load.get("stream " + op.stream, 0) + op.issue
+            if op.asynchronous:
+                load["unit " + op.unit] = load.get("unit " + op.unit, 0) + op.duration
+        return max([1, *load.values()])
 
 
 @dataclass
@@ -130,7 +158,7 @@ def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_
             key = (excess(assigned, found.order), found.ii, _groups(graph, found.order), total, assigned)
             if best is None or key < best[0]:
                 best = key, found
-        if best is not None and best[0][0] == 0 and best[1].ii == _busiest(graph):
+        if best is not None and best[0][0] == 0 and best[1].ii == graph.busiest:
             break
     if best is None:
         raise failure or Unschedulable(_circle(graph))
@@ -143,7 +171,18 @@ _ORDERS = 120  # of asynchronous operations: so many are looked at
 def _leaner(graph: Graph, found: Schedule, limit: int, excess) -> Schedule:
     """As quick, with another order of the asynchronous operations where that lacks less; each order is completed as reads best."""
     best = excess(found.stages, found.order), found
-    for wanted in itertools.islice(itertools.permutations(i for i in found.order if graph.ops[i].asynchronous), _ORDERS):
+    base = _base(graph, found.stages)
+
+    def possible(following) -> bool:
+        more = [c for a, b in following for c in _later(graph.shared[a, b], found.stages[b] - found.stages[a])]
+        return _tighten(graph.times, base + more, graph.busiest, at_most=found.ii) is not None
+
+    asynchronous = [i for i in found.order if graph.ops[i].asynchronous]
+    never = {pair for pair in itertools.permutations(asynchronous, 2) if not possible([pair])}
+    for wanted in itertools.islice(itertools.permutations(asynchronous), _ORDERS):
+        following = list(itertools.pairwise(wanted))
+        if not never.isdisjoint(following) or not possible(following):
+            continue
         with contextlib.suppress(Unschedulable):
             other = minimum_ii(graph, found.stages, pinned_order=wanted, at_most=found.ii, limit=limit)
             other.stages, other.order = found.stages, step_order(graph, found.stages, other, pinned_order=wanted, limit=limit)
@@ -203,7 +242,7 @@ def _candidates(graph: Graph, movable: Collection[int], depth: int, pinned: Mapp
             continue
         seen.add(tuple(stages))
         if pinned or min(stages[i] for i in graph.stepped()) == 0:
-            bound = _tighten(_Times(graph), _base(graph, stages), _busiest(graph))
+            bound = _tighten(graph.times, _base(graph, stages), graph.busiest)
             if bound is not None:
                 found.append(((bound[0], _least_groups(graph, stages), sum(stages)), stages))
     return sorted(found)
@@ -291,8 +330,7 @@ class _Times:
 
 def _base(graph: Graph, stages: Sequence[int] | None) -> list[tuple[int, int, int, int]]:
     """Constraints (u, v, latency, distance): time v >= time u + latency - ii * distance."""
-    times = _Times(graph)
-    constraints = []
+    times, constraints = graph.times, []
     for e in graph.edges:
         if e.ordered:
             src = times.issue[e.src] if e.from_issue else times.start[e.src]
@@ -350,38 +388,25 @@ def _tighten(times: _Times, constraints, ii: int, start: list[int] | None = None
     return None
 
 
-def _busiest(graph: Graph) -> int:
-    """No smaller ii: each stream and unit does all its work once in it."""
-    load: dict[str, int] = {}
-    for op in graph.ops:
-        load["stream " + op.stream] = load.get("stream " + op.stream, 0) + op.issue
-        if op.asynchronous:
-            load["unit " + op.unit] = load.get("unit " + op.unit, 0) + op.duration
-    return max([1, *load.values()])
-
-
 # ---------------------------------------------------------------------------------------------------------------------------- ii
 
 
 def minimum_ii(graph: Graph, stages: Sequence[int] | None = None, *, pinned_order: Sequence[int] = (), at_most: int | None = None,
                limit: int = 100_000) -> Schedule:
     """The smallest initiation interval, exact unless more than `limit` collisions had to be decided. Without `stages`, any will do."""
-    times = _Times(graph)
-    constraints = _base(graph, stages)
+    times, constraints = graph.times, _base(graph, stages)
     for a, b in itertools.pairwise(pinned_order):
-        constraints += _later(_shared(graph, times, a, b), stages[b] - stages[a])
-    root = _tighten(times, constraints, _busiest(graph), at_most=at_most)
+        constraints += _later(graph.shared[a, b], stages[b] - stages[a])
+    root = _tighten(times, constraints, graph.busiest, at_most=at_most)
     if root is None:
         raise Unschedulable(_circle(graph))
-    pairs = [(a, b, _shared(graph, times, a, b)) for a, b in itertools.combinations(range(len(graph.ops)), 2)]
-    pairs = sorted((pair for pair in pairs if pair[2]), key=lambda pair: -_weight(pair[2]))
     best = _first_guess(graph, stages, pinned_order, at_most) if stages is not None else None
     decided, stack = 0, [(constraints, root)]
     while stack and (decided < limit or best is None) and not (best is not None and best[0] == root[0]):
         constraints, (ii, found) = stack.pop()
         if best is not None and ii >= best[0]:
             continue
-        collision = next(((shared, behind) for _, _, shared in pairs if (behind := _collision(shared, found, ii)) is not None), None)
+        collision = next(((shared, behind) for shared in graph.sharing if (behind := _collision(shared, found, ii)) is not None), None)
         if collision is None:
             best = ii, found
             continue
@@ -406,21 +431,15 @@ def _first_guess(graph: Graph, stages: Sequence[int], pinned_order: Sequence[int
     """(ii, times) of the order that reads best, as if it cost nothing: often it does not, and bounds the search if it does."""
     search = _OrderSearch(graph, stages, pinned_order)
     order = search.readable()
-    return _tighten(search.times, _base(graph, stages) + search.sequence(order), _busiest(graph), at_most=at_most) if order else None
+    return _tighten(search.times, _base(graph, stages) + search.sequence(order), graph.busiest, at_most=at_most) if order else None
 
 
-def _shared(graph: Graph, times: _Times, a: int, b: int) -> list[tuple[int, int, int, int]]:
-    """(time of a, time of b, clocks that a takes, clocks that b takes) of the stream that both use, and of the unit."""
-    one, other = graph.ops[a], graph.ops[b]
+def _shared(graph: Graph, a: int, b: int) -> list[tuple[int, int, int, int]]:
+    times, one, other = graph.times, graph.ops[a], graph.ops[b]
     shared = [(times.issue[a], times.issue[b], one.issue, other.issue)] if one.stream == other.stream else []
     if one.asynchronous and one.unit == other.unit:
         shared.append((times.start[a], times.start[b], one.duration, other.duration))
     return shared
-
-
-def _weight(shared) -> int:
-    """What a collision costs at least: to decide the heaviest first raises bounds soonest."""
-    return max(min(length, other_length) for _, _, length, other_length in shared)
 
 
 def _collision(shared, found: list[int], ii: int) -> int | None:
@@ -467,7 +486,7 @@ def step_order(graph: Graph, stages: Sequence[int], found: Schedule, *, pinned_o
 class _OrderSearch:
     def __init__(self, graph: Graph, stages: Sequence[int], pinned_order: Sequence[int], limit: int = 0):
         self.graph, self.stages, self.left = graph, stages, limit
-        self.times = _Times(graph)
+        self.times = graph.times
         self.before: dict[int, list[Edge]] = {i: [] for i in graph.stepped()}
         self.after: dict[int, list[Edge]] = {i: [] for i in graph.stepped()}
         self.pinned_before = {b: a for a, b in itertools.pairwise(pinned_order)}
@@ -521,7 +540,7 @@ class _OrderSearch:
     def precedes(self, i: int, j: int) -> list:
         """Constraints for "i, then j" in each step."""
         if (i, j) not in self.known:
-            shared, behind = _shared(self.graph, self.times, i, j), self.stages[j] - self.stages[i]
+            shared, behind = self.graph.shared[i, j], self.stages[j] - self.stages[i]
             self.known[i, j] = _later(shared, behind) + _sooner(shared, behind + 1)
         return self.known[i, j]
 
