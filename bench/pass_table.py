@@ -1,6 +1,6 @@
 """Leaves each pass out in turn, where it may be, and turns the optional ones on: is the kernel still right, and which counts move?
 
-    python bench/pass_table.py                 prints the table of docs/passes.md; some minutes of emulation
+    python bench/pass_table.py --jobs 8        prints the table of docs/passes.md; half an hour of CPU time
     python bench/pass_table.py --write         and puts it there
     python bench/pass_table.py --only sm_90a:fwd --write       other rows stay
     python bench/pass_table.py --text          only what the passes say of themselves
@@ -12,9 +12,12 @@ pipeline. What a pass promises is in `PROMISES`; a count that does not move so e
 from __future__ import annotations
 
 import argparse
+import functools
+import multiprocessing
 import pathlib
 import sys
 import tempfile
+from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -31,12 +34,13 @@ from fa4c.runtime import artifact, check, emulated  # noqa: E402
 from fa4c.runtime.inputs import make_inputs  # noqa: E402
 
 DOC, BEGIN, END = ROOT / "docs" / "passes.md", "<!-- table: begin -->\n", "<!-- table: end -->\n"
-SIZES = {"fwd": {"b": 1, "hq": 2, "hkv": 1, "m": 300, "n": 300}, "bwd": {"b": 1, "hq": 1, "hkv": 1, "m": 150, "n": 150}}
+SIZES = {"fwd": {"b": 1, "hq": 2, "hkv": 1, "m": 300, "n": 300}, "bwd": {"b": 1, "hq": 1, "hkv": 1, "m": 520, "n": 520}}
 VARIANT = "causal"
 # pass -> counts that grow ("+") or shrink ("-") where it is left out. `interval`: clocks between steps by the model, see docs/explain.md
 PROMISES = {
     "attn-simplify-mask": {"mma_flops": "+"},
     "attn-fold-scale": {"instructions.fp32": "+"},
+    "attn-sink-scale": {"instructions.fp32": "+"},
     "attn-exp-to-exp2": {"instructions.fp32": "+"},
     "tile-conditional-rescale": {"instructions.fp32": "+"},
     "tile-exp-emulation": {"instructions.ex2": "+"},
@@ -45,32 +49,72 @@ PROMISES = {
     "tile-persistent": {"atomics": "-"},  # tiles from a queue, one number taken for each
     "warp-ping-pong": {"instructions.sync": "-"},
 }
-# passes that are off, or do nothing, by default: target, direction, variant, options that turn them on, what then shrinks or grows
+# passes that are off, or do nothing, by default: target, direction, variant, options that turn them on (none: the deterministic pipeline
+# has it), what then shrinks or grows
 OPTIONAL = [
     ("sm_90a", "fwd", "full", "tile-multicast", {"ctas": "2"}, {"global_bytes.tma_load": "-"}),
     ("sm_90a", "fwd", "full", "tile-l2-hints", {"repeated": "evict_last"}, {}),
     ("sm_90a", "fwd", "causal", "tile-exp-emulation", {"share": "4"}, {"instructions.ex2": "-"}),
+    ("sm_90a", "bwd", "causal", "tile-deterministic-reduction", {}, {"atomics": "+"}),
     ("sm_100a", "fwd", "full", "tile-split-2cta", {"ctas": "2"}, {"smem_bytes.operands": "-"}),
     ("sm_100a", "bwd", "full", "tile-split-2cta", {"ctas": "2"}, {"smem_bytes.operands": "-", "smem_bytes.dsmem": "+"}),
+    ("sm_100a", "bwd", "causal", "tile-deterministic-reduction", {}, {"atomics": "+"}),
 ]
 SHOWN = ("mma_flops", "smem_bytes.operands", "smem_bytes.store", "smem_bytes.load", "smem_bytes.tma", "smem_bytes.dsmem",
          "global_bytes.tma_load", "tmem_bytes.load", "instructions.ex2", "instructions.special", "instructions.fp32", "instructions.sync",
          "instructions", "atomics", "ctas", "interval")
 
 
-def measure(variant: str, target: str, direction: str, *, disabled=(), overrides=()) -> dict:
+@dataclass(frozen=True)
+class Case:
+    """A compilation of an example. One that leaves out a pass is executed only where it is another kernel."""
+
+    target: str
+    direction: str
+    variant: str = VARIANT
+    without: str = ""
+    overrides: tuple[tuple[str, str, str], ...] = ()
+    deterministic: bool = False
+
+    @property
+    def options(self) -> dict:
+        return dict(target=self.target, direction=self.direction, disabled=(self.without,) if self.without else (),
+                    overrides=self.overrides, deterministic=self.deterministic)
+
+
+def outcome(case: Case) -> tuple[str, dict]:
+    """("right" | "the same kernel" | "refused: ..." | "WRONG: ...", counts where it was executed and right)."""
+    try:
+        if case.without and _warp_text(case) == _warp_text(Case(case.target, case.direction)):
+            return "the same kernel", {}
+        return "right", measure(case)
+    except Diagnostic as error:
+        return ("refused: " if case.without else "WRONG: ") + _first_line(error), {}
+    except AssertionError as error:
+        return "WRONG: " + str(error).splitlines()[0].replace("|", "/"), {}
+
+
+@functools.cache
+def _warp_text(case: Case) -> str:
+    return compile_text(_source(case), "x.mlir", emit="warp", locations=False, **case.options)
+
+
+def _source(case: Case) -> str:
+    return (ROOT / "examples" / f"{case.variant}.mlir").read_text(encoding="utf-8")
+
+
+def measure(case: Case) -> dict:
     """Counts of a kernel over all launches; raises Diagnostic where it is refused, AssertionError where it is wrong."""
-    text = (ROOT / "examples" / f"{variant}.mlir").read_text(encoding="utf-8")
-    options = dict(target=target, direction=direction, disabled=disabled, overrides=overrides)
-    manifest, members = compile_text(text, f"{variant}.mlir", **options)
+    text, name = _source(case), f"{case.variant}.mlir"
+    manifest, members = compile_text(text, name, **case.options)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "kernel.fa4c"
         artifact.write(path, manifest, members)
         kernel = artifact.load(path)
-    reports = (_backward if direction == "bwd" else _forward)(kernel)
+    reports = (_backward if case.direction == "bwd" else _forward)(kernel)
     counts = {name: sum(r.counters["total"].get(name, 0) for r in reports) for name in SHOWN}
     counts["ctas"] = sum(len(r.counters["cta"]) for r in reports)
-    steps = [s for k in explain(text, f"{variant}.mlir", changes=False, **options)["kernels"] for s in k["steps"]]
+    steps = [s for k in explain(text, name, changes=False, **case.options)["kernels"] for s in k["steps"]]
     counts["interval"] = sum(s["interval"] or 0 for s in steps)
     return counts
 
@@ -102,39 +146,42 @@ def _require(rows, reports) -> None:
 # ------------------------------------------------------------------------------------------------------------------------- rows
 
 
-def left_out(target: str, direction: str) -> tuple[list[list[str]], list[str]]:
-    """(rows, complaints) for a pipeline."""
-    whole, rows, wrong = measure(VARIANT, target, direction), [], []
-    text = compile_text((ROOT / "examples" / f"{VARIANT}.mlir").read_text(encoding="utf-8"), "x.mlir", target=target, direction=direction,
-                        emit="warp", locations=False)
-    for name in dict.fromkeys(item.name for item in parse(pipeline(target, direction))):
-        if rows:
-            print("| " + " | ".join(rows[-1]) + " |", file=sys.stderr, flush=True)
-        try:
-            if _same(text, target, direction, name):
-                rows.append([target, direction, f"`{name}`", "the same kernel", ""])
-                continue
-            counts = measure(VARIANT, target, direction, disabled=(name,))
-        except Diagnostic as error:
-            rows.append([target, direction, f"`{name}`", "refused: " + _first_line(error), ""])
-            continue
-        rows.append([target, direction, f"`{name}`", "right", _moved(whole, counts)])
-        wrong += _broken(f"{target} {direction} without {name}", PROMISES.get(name, {}), whole, counts)
-    return rows, wrong
+def cases(target: str, direction: str) -> list[Case]:
+    """All that a pipeline's rows need."""
+    names = dict.fromkeys(item.name for item in parse(pipeline(target, direction)))
+    found = [Case(target, direction), *(Case(target, direction, without=name) for name in names)]
+    for _, _, variant, name, options, _ in _optional(target, direction):
+        found += [Case(target, direction, variant), _turned_on(target, direction, variant, name, options)]
+    return list(dict.fromkeys(found))
 
 
-def _same(text: str, target: str, direction: str, name: str) -> bool:
-    source = (ROOT / "examples" / f"{VARIANT}.mlir").read_text(encoding="utf-8")
-    return compile_text(source, "x.mlir", target=target, direction=direction, emit="warp", locations=False, disabled=(name,)) == text
+def _optional(target: str, direction: str) -> list[tuple]:
+    return [entry for entry in OPTIONAL if entry[:2] == (target, direction)]
 
 
-def turned_on(target, direction, variant, name, options, promise) -> tuple[list[str], list[str]]:
-    overrides = [(name, option, value) for option, value in options.items()]
-    whole, counts = measure(variant, target, direction), measure(variant, target, direction, overrides=overrides)
-    listed = " ".join(f"{option}={value}" for option, value in options.items())
-    row = [target, direction, f"`{name}{{{listed}}}`, {variant}", "right", _moved(whole, counts)]
-    print("| " + " | ".join(row) + " |", file=sys.stderr, flush=True)
-    return row, _broken(f"{target} {direction} with {name}", promise, whole, counts)
+def _turned_on(target, direction, variant, name, options) -> Case:
+    return Case(target, direction, variant, overrides=tuple((name, *item) for item in options.items()), deterministic=not options)
+
+
+def rows_of(target: str, direction: str, found: dict[Case, tuple[str, dict]]) -> tuple[list[str], list[str], list[str]]:
+    """(rows of passes left out, of passes turned on, complaints) for a pipeline, from the outcome of each case."""
+    out, on, wrong = [], [], []
+    whole = found[Case(target, direction)][1]
+    for case in (case for case in found if case.without and (case.target, case.direction) == (target, direction)):
+        verdict, counts = found[case]
+        moved = _moved(whole, counts) if whole and counts else ""
+        out.append(f"| {target} | {direction} | `{case.without}` | {verdict} | {moved} |")
+        promise = PROMISES.get(case.without, {}) if whole and counts else {}
+        wrong += _broken(f"{target} {direction} without {case.without}", promise, whole, counts)
+    for _, _, variant, name, options, promise in _optional(target, direction):
+        before, (verdict, after) = found[Case(target, direction, variant)][1], found[_turned_on(target, direction, variant, name, options)]
+        listed = "{" + " ".join(f"{option}={value}" for option, value in options.items()) + "}" if options else ""
+        moved = _moved(before, after) if before and after else ""
+        on.append(f"| {target} | {direction} | `{name}{listed}`, {variant} | {verdict} | {moved} |")
+        wrong += _broken(f"{target} {direction} with {name}", promise if before and after else {}, before, after)
+    wrong += [f"{case}: {verdict}" for case, (verdict, _) in found.items()
+              if verdict.startswith("WRONG") and (case.target, case.direction) == (target, direction)]
+    return out, on, wrong
 
 
 def _first_line(error: Diagnostic) -> str:
@@ -160,22 +207,23 @@ HEADS = ("| target | direction | without | | counts that move, whole pipeline ->
          "| target | direction | with | | counts that move, default -> with |")
 
 
-def table(only: str = "", before: str = "") -> tuple[str, list[str]]:
+def table(only: str = "", before: str = "", jobs: int = 1) -> tuple[str, list[str]]:
     """The two tables; rows that `only` leaves out are those of the text `before`."""
-    wrong, kept = [], [part.splitlines() for part in before.split(HEADS[1])] if HEADS[1] in before else [[], []]
+    kept = [part.splitlines() for part in before.split(HEADS[1])] if HEADS[1] in before else [[], []]
+    wanted = [key for key in PIPELINES if only in ("", ":".join(key))]
+    todo = [case for key in wanted for case in cases(*key)]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        found = dict(zip(todo, pool.imap(outcome, todo, chunksize=1), strict=True))
     tables: list[list[str]] = [[], []]
+    wrong = []
     for target, direction in PIPELINES:
-        if only not in ("", f"{target}:{direction}"):
-            for lines, old in zip(tables, kept, strict=True):
-                lines += [line for line in old if line.startswith(f"| {target} | {direction} |")]
-            continue
-        rows, complaints = left_out(target, direction)
-        wrong += complaints
-        tables[0] += ["| " + " | ".join(row) + " |" for row in rows]
-        for entry in (entry for entry in OPTIONAL if entry[:2] == (target, direction)):
-            row, complaints = turned_on(*entry)
-            tables[1].append("| " + " | ".join(row) + " |")
+        if (target, direction) in wanted:
+            out, on, complaints = rows_of(target, direction, found)
             wrong += complaints
+        else:
+            out, on = ([line for line in old if line.startswith(f"| {target} | {direction} |")] for old in kept)
+        tables[0] += out
+        tables[1] += on
     return "\n\n".join("\n".join([head, "|---|---|---|---|---|", *lines]) for head, lines in zip(HEADS, tables, strict=True)) + "\n", wrong
 
 
@@ -205,13 +253,14 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table into docs/passes.md")
     parser.add_argument("--text", action="store_true", help="put what the passes say of themselves into docs/passes.md; runs nothing")
     parser.add_argument("--only", default="", metavar="TARGET:DIRECTION")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     args = parser.parse_args()
     if args.text:
         DOC.write_text(described(DOC.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
     head, _, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
     before, _, rest = rest.partition(END)
-    text, wrong = table(args.only, before)
+    text, wrong = table(args.only, before, args.jobs)
     if args.write:
         DOC.write_text(head + BEGIN + text + END + rest, encoding="utf-8")
     else:
