@@ -7,8 +7,11 @@ to 16 bits. All else is done for one after the other.
 
 from __future__ import annotations
 
+import contextlib
+
 from ..ir import tile
 from ..ir.mlir import ir
+from .scalar_source import dsl_type
 
 _PACKED = {
     "arith.addf": "add_pair", "arith.subf": "sub_pair", "arith.mulf": "mul_pair", "math.fma": "fma_pair", "math.tanh": "tanh_pair",
@@ -18,6 +21,8 @@ _HALVES = ("bf16", "f16")
 
 class MapRules:
     """Mixed into the emitter of a kernel."""
+
+    spread: dict = {}
 
     def packs(self, body, count: int) -> bool:
         """Whether `count` elements of a thread, neighbours of a row, are computed two at a time."""
@@ -29,6 +34,7 @@ class MapRules:
         of one result, `store(element, a, b)` of two that are f32 still and that one instruction converts."""
         pairs = {}  # value -> its two names, where they differ
         used = uses(body)
+        columns = texts[list(body.arguments)[-1]]
         for argument, each in texts.items():
             if argument not in used:
                 continue
@@ -41,6 +47,11 @@ class MapRules:
         result = last.operation.operands[0]
         rounded = _converted(result) if len(elements) == 2 else None
         for op in operations:
+            if op.operation.results[0] in self.spread:
+                held = self.spread[op.operation.results[0]]
+                if held:
+                    pairs[op.operation.results[0]] = [self._named(f"cute.arch.shuffle_sync({held}[{c} // 32], {c} % 32)") for c in columns]
+                continue
             if op.operation.results[0] in fused or (rounded is not None and op.operation.results[0] == result):
                 continue
             products = [fused[operand] for operand in op.operation.operands if operand in fused]
@@ -57,6 +68,34 @@ class MapRules:
             self.emit(result.owner.opview)
         for number, element in enumerate(elements):
             store(element, pairs[result][number] if result in pairs else self.operand(result))
+
+    @contextlib.contextmanager
+    def spread_loads(self, body, width: int):
+        """Of loads from global memory that depend on the column alone, each lane does those of its own columns, and the warp passes them
+        round: one load for 32 elements of a thread's row, whose address and value would take registers each.
+
+        While it lasts `spread` holds, of each operation that is not done an element at a time, the fragment of what was loaded; "" of
+        those that led to it.
+        """
+        self.spread = {}
+        if self.layout.rows == 128:
+            loads = _loads_by_column(body)
+            steps = [op for op in body.operations if any(op in slice_ for slice_ in loads.values())]
+            for load, slice_ in loads.items():
+                kind, parts = load.operation.results[0].type, -(-width // 32)
+                held = self.names.fresh("rHeld")
+                self.header(f"{held} = cute.make_rmem_tensor({parts}, {dsl_type(kind)})  # of {width} columns, those of a lane")
+                with self.unrolled("part", parts) as part:
+                    self.values[list(body.arguments)[-1]] = f"({part} * 32 + t % 32)"
+                    for op in [*slice_, load]:
+                        self.emit(op)
+                    self.top(f"{held}[{part}] = {self.operand(load.operation.results[0])}")
+                self.spread[load.operation.results[0]] = held
+            for op in reversed(steps):
+                if all(use.owner.results and use.owner.results[0] in self.spread for use in op.operation.results[0].uses):
+                    self.spread[op.operation.results[0]] = ""
+        yield
+        self.spread = {}
 
     def _named(self, text: str) -> str:
         name = self.names.fresh("x")
@@ -88,6 +127,24 @@ class MapRules:
     def store_halves(self, target: str, element: str, a: str, b: str) -> None:
         """Two neighbouring 16-bit elements of a fragment."""
         self.top(f"store_halves({target}, {element}, {a}, {b})")
+
+
+def _loads_by_column(body) -> dict:
+    """Load of 32 bits that depends on the column and on no other argument -> what leads to its coordinates, in order."""
+    *others, column = body.arguments
+    operations, found = list(body.operations), {}
+    if any(len(op.operation.regions) for op in operations):
+        return found
+    for n, load in enumerate(operations):
+        if isinstance(load, tile.LoadElementOp) and str(load.operation.results[0].type) in ("i32", "f32"):
+            needed, slice_ = set(load.operation.operands), []
+            for op in reversed(operations[:n]):
+                if needed & set(op.operation.results):
+                    needed.update(op.operation.operands)
+                    slice_.insert(0, op)
+            if column in needed and not needed & set(others):
+                found[load] = slice_
+    return found
 
 
 def _products(operations) -> dict:

@@ -365,7 +365,7 @@ class TileRules:
                 result = f"select(Int32, {results[0]}, 1, 0)" if str(kind.element_type) == "i1" else results[0]
                 self.top(f"{target}[{r}] = {result}")
 
-        with self.unrolled("r", *((0, count, step) if step > 1 else (count,))) as r:
+        with self.spread_loads(body, count), self.unrolled("r", *((0, count, step) if step > 1 else (count,))) as r:
             elements = [r, f"({r} + 1)"][:step]
             arguments = list(body.arguments)
             texts = {a: [text(value, e) for e in elements] for a, value in zip(arguments, op.inputs, strict=False)}

@@ -148,6 +148,12 @@ class TmemRules:
             slot = f"{self.operand(state)} * {self._stage(buffer)} + " if buffer.type.shape[0] > 1 else ""
             rows[buffer] = name, slot
         read = [v for v in dict.fromkeys(op.inputs) if v in chunks]
+        with self.spread_loads(op.body.blocks[0], width):
+            self._chunks(op, chunks, read, rows)
+
+    def _chunks(self, op, chunks: dict, read: list, rows: dict) -> None:
+        kind = op.kind
+        width, step = kind.shape[1], op.columns.value
         for first in range(0, width, step):
             count = min(step, width - first)
             for region in read:

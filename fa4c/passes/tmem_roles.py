@@ -17,11 +17,11 @@ from . import corrections, fragments, handoffs, tmem_tiles
 from .register_pressure import MAP_COLUMNS
 from .role_ops import RULES, Role, i64, index_constant, is_load, is_row, is_staged, location_of, operations_within
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
-from .warp_specialize import _Kernel
+from .warp_specialize import _at_launch, _Kernel
 
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
-_ISSUE_REGISTERS = 48  # of the warpgroup whose warps only issue copies and MMAs
+_ISSUE_REGISTERS, _MOST_ISSUE_REGISTERS = 48, 88  # of the warpgroup whose warps only issue copies and MMAs; if nobody else can take them
 # Beside a role that corrects: 16 columns, what they become and addresses fit 56 registers, issuing takes 22; 2 x (184 + 56) + 32 = 512
 _CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 56, 16, 32
 _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
@@ -121,7 +121,10 @@ class TmemKernel(_Kernel):
         issue = _FEWER_ISSUE_REGISTERS if corrects else _ISSUE_REGISTERS
         share = (self.target.registers // 128 - issue - _REDUCE_REGISTERS * self._reduces()) // self.warpgroups
         share -= _CORRECT_REGISTERS if corrects else 0
-        return min(share // self.target.register_step * self.target.register_step, 240), issue
+        share = min(share // self.target.register_step * self.target.register_step, 240)
+        threads = self._threads()
+        left = threads // 128 * _at_launch(self.target, threads) - share * self.warpgroups - _REDUCE_REGISTERS * self._reduces()
+        return share, issue if corrects else max(issue, min(left, _MOST_ISSUE_REGISTERS))
 
     def _emit_roles(self) -> None:
         memory = warp_tmem.TmemAllocOp(
