@@ -122,9 +122,10 @@ class TmemKernel(_Kernel):
         share = (self.target.registers // 128 - issue - _REDUCE_REGISTERS * self._reduces()) // self.warpgroups
         share -= _CORRECT_REGISTERS if corrects else 0
         share = min(share // self.target.register_step * self.target.register_step, 240)
+        if corrects or self._reduces():  # with 80 beside a role that adds, ptxas puts what all roles know on the stack; with 48 it does not
+            return share, issue
         threads = self._threads()
-        left = threads // 128 * _at_launch(self.target, threads) - share * self.warpgroups - _REDUCE_REGISTERS * self._reduces()
-        return share, issue if corrects else max(issue, min(left, _MOST_ISSUE_REGISTERS))
+        return share, min(threads // 128 * _at_launch(self.target, threads) - share * self.warpgroups, _MOST_ISSUE_REGISTERS)
 
     def _emit_roles(self) -> None:
         memory = warp_tmem.TmemAllocOp(
