@@ -142,9 +142,11 @@ def with_columns(text: str, name: str, start: int) -> tuple[str, bool]:
         return print_module(module), False
 
 
-def test_more_columns_end_all_sharing():
+@pytest.mark.parametrize("name", SETS)
+def test_more_columns_end_all_sharing(name):
+    assert max(len(g) for g in groups(columns(placed(*SETS[name])))) > 1
     with targets.override("sm_100a", tmem_columns=1024):
-        assert {len(g) for g in groups(columns(placed(*SETS["64"])))} == {1}
+        assert {len(g) for g in groups(columns(placed(*SETS[name])))} == {1}
 
 
 # ------------------------------------------------------------------------------------------------------------------------- orders
