@@ -9,6 +9,7 @@ from ..ir.value_names import name_of
 from ..lowering.thread_layout import LAYOUTS
 from ..passes import tmem_tiles
 from ..passes._tile_map import operations_in
+from ..passes.shared_room import follows
 from .steps import op_name
 from .work import bytes_of, cause_of
 
@@ -78,7 +79,8 @@ def shared_memory(kernel, target) -> dict:
     for op in operations_in(kernel):
         if isinstance(op, tile.LoadOp) or (isinstance(op, tile.ToSharedOp) and cause_of(op) != "smem_results"):
             stages = op.buffers.value
-            buffers.append({"name": op_name(op), "offset": None, "bytes": stages * bytes_of(op.out.type), "stages": stages})
+            size = 0 if follows(op) else stages * bytes_of(op.out.type)
+            buffers.append({"name": op_name(op), "offset": None, "bytes": size, "stages": stages})
     return {"bytes": sum(b["bytes"] for b in buffers), "limit": target.smem_bytes, "buffers": buffers}
 
 

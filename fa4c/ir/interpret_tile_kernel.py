@@ -75,7 +75,7 @@ class Step:
         self.scheduled, self.paired = isinstance(op, Scheduled), pairs(op)
         self.placed = self.scheduled or (self.name == "tile.splat" and space_of(self.results[0].type) == "tmem")
         self.blocks, self.captured = [], []
-        self.stage, self.order, self.buffers = 0, None, 1
+        self.stage, self.order, self.buffers, self.turns = 0, None, 1, None
         self.compute = reader(op, mode)
         if self.scheduled:
             self.stage = op.stage.value
@@ -83,6 +83,8 @@ class Step:
             self.captured = [value for region in operation.regions for value in captured(region)]
         if self.name in ("tile.load", "tile.to_shared", "tile.exchange"):
             self.buffers = op.buffers.value
+        if self.name == "tile.load" and op.turns is not None:
+            self.turns = op.turns.value
         if self.name in ("scf.for", "scf.if", "tile.walk"):
             self.blocks = [Block(region.blocks[0], mode) for region in operation.regions if len(region.blocks)]
         elif self.compute is None and not self.name.startswith("tile."):

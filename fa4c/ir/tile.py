@@ -10,6 +10,7 @@ steady-state step k an operation of stage s works for iteration k - s, and opera
 Index arithmetic is upstream `arith`, loops are `scf.for`; both may stand anywhere in a kernel.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ class LoadOp(Scheduled, name="load"):
     the last one, the tile is a row of column values: 1 x columns, f32, which maps spread over their rows.
     In a loop the tile lives in one of `buffers` rotating copies. `l2` asks the L2 cache to give these bytes up first ("evict_first") or
     last ("evict_last"). With `shared` each CTA of the cluster reads its share of the rows, for all of them: they load the same
-    tiles in the same order.
+    tiles in the same order. Loads of one loop with the same number `turns` have one buffer, which they fill in the order in which they run.
     """
 
     source: ext.Operand[Any]
@@ -104,6 +105,7 @@ class LoadOp(Scheduled, name="load"):
     buffers: Any = optional(ir.IntegerAttr, "1 : i64")
     l2: Any = optional(ir.StringAttr)
     shared: Any = optional(ir.BoolAttr, "false")
+    turns: Any = optional(ir.IntegerAttr)
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -114,8 +116,27 @@ class LoadOp(Scheduled, name="load"):
             and (self.buffers.value >= 1 or op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}"))
             and is_l2_priority(self)
             and has_shares(self)
+            and self._check_turns()
         )
 
+    def others_in_turn(self) -> list:
+        """The loads of its loop that fill the same buffer."""
+        block = self.operation.block.operations if self.turns is not None else ()
+        return [op for op in block if isinstance(op, LoadOp) and op.turns is not None and op.turns.value == self.turns.value and op != self]
+
+    def _check_turns(self) -> bool:
+        if self.turns is None:
+            return True
+        if self.buffers.value > 1 or self.shared.value or self._is_row() or self.operation.parent.name != "scf.for":
+            return op_error(self, "takes turns with others, but is a row, is shared, has several buffers or stands in no loop",
+                            why="tiles of one loop take turns in one buffer", fix="remove turns")
+        others = self.others_in_turn()
+        if not others:
+            return op_error(self, f"takes turns = {self.turns.value} alone", why="no other load of its loop has that number",
+                            fix="remove turns")
+        bits = {math.prod(op.out.type.shape) * op.out.type.element_type.width for op in (self, *others)}
+        return len(bits) == 1 or op_error(self, f"takes turns with {others[0].out.type}", why="they have one buffer, and with it one size "
+                                          "in bytes", fix="remove turns")
 
     def _is_row(self) -> bool:
         return len(self.dims) == 1 and self.out.type.shape[0] == 1

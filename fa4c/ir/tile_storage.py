@@ -2,7 +2,8 @@
 
 `ValueStore` is SSA: a result is an array of its own. `PhysicalStore` gives each operation a place that later iterations use again:
 
-- shared memory: `buffers` copies for each `tile.load` and `tile.to_shared`; iteration i writes copy i % buffers;
+- shared memory: `buffers` copies for each `tile.load` and `tile.to_shared`; iteration i writes copy i % buffers; loads with the same
+  `turns` have one copy together;
 - tensor memory: the columns that the type names, in one array of 128 lanes x 512 columns, so that aliases overlap;
 - registers: one place for each operation. An MMA sums into the place of its `acc`, so a chain through accumulators is one place.
 
@@ -102,9 +103,10 @@ class PhysicalStore:
         kind = result.type
         space = space_of(kind)
         if space == "smem":
-            if result not in self._copies:
-                self._copies[result] = [poison(kind.shape, element_name(kind), self._mode)] * step.buffers
-            return BufferHandle(self._copies[result], iteration % step.buffers)
+            key = (step.op.operation.parent, step.turns) if step.turns is not None else result
+            if key not in self._copies:
+                self._copies[key] = [poison(kind.shape, element_name(kind), self._mode)] * step.buffers
+            return BufferHandle(self._copies[key], iteration % step.buffers, kind.shape)
         if space == "tmem":
             self._tensor_memory = self._tensor_memory or TensorMemory()
             return self._tensor_memory.handle(step.op, kind, storage_dtype(element_name(kind), self._mode))
@@ -124,11 +126,11 @@ class _Handle:
 class BufferHandle(_Handle):
     """One of an operation's rotating copies in shared memory."""
 
-    def __init__(self, copies: list, number: int):
-        self._copies, self._number = copies, number
+    def __init__(self, copies: list, number: int, shape):
+        self._copies, self._number, self._shape = copies, number, tuple(shape)
 
     def read(self, user) -> np.ndarray:
-        return self._copies[self._number]
+        return self._copies[self._number].reshape(self._shape)
 
     def write(self, array: np.ndarray) -> None:
         self._copies[self._number] = array

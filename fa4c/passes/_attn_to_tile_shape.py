@@ -22,6 +22,8 @@ _PRODUCER_REGISTERS = 24
 _BARRIER_BYTES = 1024
 _DEFAULT_BUFFERS = 2
 STREAMED_BUFFERS = 2  # copies in shared memory of what an MMA sums over rows
+_SMALLEST_BLOCK = 32  # columns of scores that a backward without a sum over CTAs takes
+NARROW_PART = 16  # columns of a sum over CTAs, on their way to memory, where shared memory is short: rows of 64 bytes
 _MOST_ADDED = 2  # copies of a sum's part that is being added to memory: one is written while the other is read
 
 
@@ -34,9 +36,11 @@ class Demand:
     accumulators: tuple[int, ...]  # widths of f32 tiles with block_m rows that live through the loop
     live_halves: int  # 16-bit units of scores alive at once, an f32 counting two
     softmaxes: int
-    streamed: tuple[int, ...] = ()  # widths of f32 tiles with block_n rows, made of each block
+    streamed: tuple[int, ...] = ()  # widths of f32 tiles with block_n rows (in pairs their columns in tensor memory), made of each block
     products: int = 1  # GEMMs that make scores
     column_values: int = 0  # vectors of which maps of scores take one value a column from memory
+    ctas: int = 1  # that form a product together: each has half of what it multiplies by, and of a sum over rows half of the rows
+    in_pairs: "Demand | None" = None  # what it would be, were two to do so
 
 
 @dataclass(frozen=True)
@@ -51,18 +55,28 @@ def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int =
     _check_options(op, target, block_m, block_n, buffers)
     groups = _groups(target) if demand.column_tiles else (_COPYING_WARPGROUPS,)
     rows = [block_m] if block_m else [target.mma.m * count for count in groups]
-    columns = [block_n] if block_n else list(range(_COLUMN_STEP, min(_WIDEST, target.mma.n_max) + 1, _COLUMN_STEP))
+    step = padding_step(target, demand.ctas)
+    columns = [block_n] if block_n else list(range(step, min(_WIDEST, target.mma.n_max) + 1, step))
+    if demand.streamed and target.mma.accumulator == "tmem":
+        rows, columns = [block_m or target.mma.m], [block_n or target.mma.m]  # see `problem_with`
     candidates = [Shape(m, n, buffers or _DEFAULT_BUFFERS) for m in rows for n in columns]
     fitting = [shape for shape in candidates if problem_with(demand, target, shape) == ""]
     if not fitting:
         smallest = min(candidates, key=lambda s: s.block_m * s.block_n)
+        in_pairs = demand.in_pairs is not None and any(problem_with(demand.in_pairs, target, shape) == "" for shape in candidates)
         raise op_diagnostic(
             op,
             f"does not fit with block_m = {smallest.block_m}, block_n = {smallest.block_n}, buffers = {smallest.buffers}",
             why=problem_with(demand, target, smallest),
-            fix="choose smaller blocks, fewer buffers, or fewer results in one function",
+            fix="choose smaller blocks, fewer buffers, or fewer results in one function"
+            + "; or form products in pairs of CTAs (attn-to-tile{alike=2}, tile-split-2cta{ctas=2})" * in_pairs,
         )
     return min(fitting, key=lambda s: (1 / s.block_m + 1 / s.block_n, -s.block_n))
+
+
+def padding_step(target, ctas: int) -> int:
+    """Sizes of tiles are multiples of it: whole steps of operand A's depth, and of the columns that each of `ctas` CTAs multiplies by."""
+    return target.mma.k if ctas == 1 else max(target.mma.k, ctas * target.mma.n_step)
 
 
 def _check_options(op, target, block_m, block_n, buffers) -> None:
@@ -162,11 +176,27 @@ def backward_registers(target, widths, streamed) -> int:
     return held + transient + _OTHER_REGISTERS
 
 
-def backward_columns(target, widths, streamed) -> int:
-    """Columns of tensor memory for accumulators of these widths beside the two scores of a backward, in blocks of 32 columns or more; of
-    as many as an MMA has rows where a sum over CTAs is made of them (`streamed`), which takes the place of one.
+def backward_columns(target, widths, streamed, ctas: int = 1) -> int:
+    """Columns of tensor memory for accumulators of these widths beside the scores of a backward, in blocks of 32 columns or more; of
+    as many as an MMA has rows where a sum over CTAs is made of them (`streamed`), which takes the place of one. In pairs (`ctas` = 2) a CTA
+    has half of that sum.
     """
-    return sum(widths) + 2 * max([target.mma.m, *streamed] if streamed else [32]) if target.mma.accumulator == "tmem" else 0
+    if target.mma.accumulator != "tmem":
+        return 0
+    if not streamed:
+        return sum(widths) + 2 * _SMALLEST_BLOCK
+    if ctas == 1:
+        return sum(widths) + 2 * max(target.mma.m, *streamed)
+    return sum(widths) + max(_score_columns(target.mma.m, 2, ctas), *(width // 2 for width in streamed))
+
+
+def _score_columns(block_n: int, products: int, ctas: int) -> int:
+    """Columns of f32 scores where a sum over CTAs is made of them. Side by side; in a pair, one product may lie over the right half of
+    another that has become an operand of 16 bits, and then waits for that. One CTA, whose sum is twice as wide, would have to wait for all
+    elementwise work, and reads more of shared memory than its products take: kernels apart are as fast (head dims 192, 128: 4352 clocks
+    of shared memory and waits, against 2048 and 2560 clocks of products).
+    """
+    return block_n * products if ctas == 1 else block_n * (products - 1) + block_n // 2
 
 
 def register_budget(target, warpgroups: int) -> int:
@@ -179,7 +209,10 @@ def register_budget(target, warpgroups: int) -> int:
 
 def _columns(demand: Demand, shape: Shape, step: int) -> int:
     """Tensor memory of a row block: f32 scores, over which 16-bit operands may lie once they are read, and accumulators."""
-    widths = [shape.block_n] * demand.products + list(demand.accumulators)
+    scores = [shape.block_n] * demand.products
+    if demand.streamed:
+        scores = [_score_columns(shape.block_n, demand.products, demand.ctas)]
+    widths = scores + list(demand.accumulators)
     return sum(-(-width // step) * step for width in widths) if step else 0
 
 
@@ -192,11 +225,16 @@ def _smem(demand: Demand, shape: Shape) -> int:
 
 def _smem_beside_tmem(demand: Demand, shape: Shape) -> int:
     """A sum over rows leaves through two parts of 32 columns; what it sums has one copy. `tile-pipeline` takes copies of a loaded tile
-    that its schedule does not need away where room is short: all but one of the first.
+    that its schedule does not need away where room is short: all but one of the first. In a pair it narrows the parts, and lets tiles of
+    one size take turns.
     """
     if not demand.streamed:
         return _smem(demand, shape)
-    streamed = 2 * shape.block_m * shape.block_n + 4 * 2 * 32 * shape.block_n
-    copies = [shape.buffers] + [1] * (len(demand.column_tiles) - 1)
-    columns = sum(count * width for count, width in zip(copies, sorted(demand.column_tiles, reverse=True), strict=False))
+    widths = sorted(demand.column_tiles, reverse=True)
+    if demand.ctas == 1:
+        copies = [shape.buffers] + [1] * (len(widths) - 1)
+        columns = sum(count * width for count, width in zip(copies, widths, strict=False))
+    else:
+        columns = sum(set(widths))
+    streamed = 2 * shape.block_m * shape.block_n + 4 * 2 * (32 if demand.ctas == 1 else NARROW_PART) * shape.block_n
     return 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.block_n * columns + streamed + _BARRIER_BYTES

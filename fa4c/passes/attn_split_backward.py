@@ -9,8 +9,9 @@ Before:  -> (%dq, %dk, %dv)
 After:   -> (%dq {attn.kernel = "dq"}, %dk {attn.kernel = "dk_dv"}, %dv {attn.kernel = "dk_dv"})
 
 Options: `groups`, results by name, those of one kernel joined by "+", kernels by "," ("dq,dk+dv"); empty: the fewest kernels that fit the
-target's registers. `fuse` = false never puts results over queries and results over keys into one kernel. `attn-outline-kernels` makes the
-kernels.
+target's registers and tensor memory. `fuse` = false never puts results over queries and results over keys into one kernel. `ctas` = 2:
+pairs of CTAs will form the products, of whose dQ each has half (attn-to-tile{alike=2}, tile-split-2cta). `attn-outline-kernels` makes
+the kernels.
 """
 
 from dataclasses import replace
@@ -28,10 +29,12 @@ _USUAL_HALVES = 5  # what `backward_registers` counts: P and dP in f32, one of t
 
 
 @register_pass("attn-split-backward")
-def attn_split_backward(module: ir.Module, *, groups: str = "", fuse: bool = True) -> None:
+def attn_split_backward(module: ir.Module, *, groups: str = "", fuse: bool = True, ctas: int = 1) -> None:
+    if ctas not in (1, 2):
+        raise Diagnostic(f"ctas={ctas} is no number of CTAs that form a product", why="one does, or the two of a pair", fix="give 1 or 2")
     for function in attn_functions(module):
         results = function_facts(function).results
-        chosen = _parse(function, groups, results) if groups else _fewest(function, results, target_of(module), fuse)
+        chosen = _parse(function, groups, results) if groups else _fewest(function, results, target_of(module), fuse, ctas)
         if len(chosen) > 1:
             _mark(function, results, chosen)
 
@@ -57,7 +60,7 @@ def _parse(function, text: str, results) -> list[list]:
     return chosen
 
 
-def _fewest(function, results, target, fuse: bool) -> list[list]:
+def _fewest(function, results, target, fuse: bool, ctas: int) -> list[list]:
     """The first division that fits: all in one kernel; by the dimension that CTAs own; each result apart.
 
     One kernel for all owns keys, so most results must be over keys: dQ and dK without dV are two kernels. Sums over all of the scores
@@ -70,7 +73,7 @@ def _fewest(function, results, target, fuse: bool) -> list[list]:
     divisions = [[scored]] if fuse and not rest and over_keys * 2 > len(scored) else []
     divisions += [[group for group in by_dim if group], [[t] for t in scored]]
     further = max(0, _score_halves(function) - _USUAL_HALVES)
-    chosen = next((d for d in divisions if all(_fits(group, target, further) for group in d)), divisions[-1])
+    chosen = next((d for d in divisions if all(_fits(group, target, further, ctas) for group in d)), divisions[-1])
     chosen[0] = chosen[0] + rest
     return chosen
 
@@ -89,7 +92,7 @@ def _score_halves(function) -> int:
     return most
 
 
-def _fits(group, target, further: int) -> bool:
+def _fits(group, target, further: int, ctas: int) -> bool:
     """Whether the accumulators of results over the stationary dimension, scores beside them, fit the registers of a thread.
 
     `further`: 16-bit units that an element of the scores takes beyond the usual ones.
@@ -99,7 +102,7 @@ def _fits(group, target, further: int) -> bool:
     summed = [t for t in group if len(t.dims) == 2 and t.shape[-1] is not None]  # what is over queries and keys is no sum over either
     widths = [t.shape[-1] for t in summed if stationary in t.dims]
     streamed = [t.shape[-1] for t in summed if stationary not in t.dims]
-    if backward_columns(target, widths, streamed) > target.tmem_columns:
+    if backward_columns(target, widths, streamed, ctas) > target.tmem_columns:
         return False
     shared_by_columns = target.mma.accumulator == "reg"
     if shared_by_columns and any(-(-width // target.mma.k) * target.mma.k % (_GROUPS * _SPAN) for width in streamed):

@@ -10,7 +10,8 @@ Columns past the end are masked in the last block only. Block shapes, 0 = chosen
 on the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`. Several
 functions become kernels that one host launches in order; results with `attn.workspace` are memory between them. `add-buffers`: copies in
 shared memory of a part of a sum over several CTAs, on its way to memory (0: two if they fit). With `alike` so many neighbouring row blocks
-make the same trips, over all columns that any of them sees, as CTAs must that form products together.
+make the same trips, over all columns that any of them sees, as CTAs must that form products together. Blocks are then such that a pair
+can halve what it multiplies by, and as large as fits with these halves (`tile-split-2cta`).
 
 Before:  %s = "attn.gemm"(%q, %k) {transpose_b = true} ...   %p, %lse = "attn.softmax"(%s) ...   %o = "attn.gemm"(%pc, %v) ...
 After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile.kernel" with
@@ -22,6 +23,7 @@ After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile
 
 import json
 import os
+from dataclasses import replace
 
 from ..ir.attn_signature import attn_functions, memory_order
 from ..ir.diagnostics import Diagnostic, op_diagnostic
@@ -32,7 +34,7 @@ from ._attn_to_tile_configurations import MEASURED, choose_configurations
 from ._attn_to_tile_frame import dim_of
 from ._attn_to_tile_kernel import Kernel
 from ._attn_to_tile_plan import Plan, Score, Streamed, Total, make_plan
-from ._attn_to_tile_shape import Demand, copies_of_added
+from ._attn_to_tile_shape import Demand, copies_of_added, padding_step
 from ._tile_map import erase_unused
 from .registry import register_pass
 from .tile_l2_hints import hint_loads
@@ -53,13 +55,17 @@ def attn_to_tile(
     if not functions:
         raise Diagnostic("there are 0 attn functions to lower", where=module.operation.location, fix="start from an attn file")
     target, semantics = target_of(module), _semantics(module, functions)
-    step = target.mma.k
+    ctas = 2 if alike % 2 == 0 and target.mma.pair_m else 1
+    step = padding_step(target, ctas)
     kernels = []
     for function in functions:
         plan = make_plan(function)
         _check_operands(plan, target)
+        demand = demand_of(plan, step, ctas)
+        if ctas == 1 and target.mma.pair_m:
+            demand = replace(demand, in_pairs=demand_of(plan, padding_step(target, 2), 2))
         chosen = choose_configurations(
-            function, plan, demand_of(plan, step), target, wanted=configurations, block_m=block_m, block_n=block_n, buffers=buffers
+            function, plan, demand, target, wanted=configurations, block_m=block_m, block_n=block_n, buffers=buffers
         )
         kernels.append((plan, chosen))
     with ir.InsertionPoint(functions[0]), functions[0].location:
@@ -69,7 +75,7 @@ def attn_to_tile(
         with ir.InsertionPoint(plan.function), plan.function.location:
             for configuration in chosen:
                 name = host.kernel_name(plan, configuration, chosen)
-                copies = add_buffers or copies_of_added(demand_of(plan, step), target, configuration.shape)
+                copies = add_buffers or copies_of_added(demand_of(plan, step, ctas), target, configuration.shape)
                 _emit_kernel(plan, name, configuration, lambda size: _padded(size, step), target.mma.lanes_a_row, host, copies, alike)
         plan.function.operation.erase()
 
@@ -102,20 +108,27 @@ def _check_operands(plan: Plan, target) -> None:
                 )
 
 
-def demand_of(plan: Plan, step: int) -> Demand:
+def demand_of(plan: Plan, step: int, ctas: int = 1) -> Demand:
+    """With head dims padded to multiples of `step`. Where `ctas` = 2 form a product together, each loads half of what both multiply by: a
+    tile that is multiplied by in two ways comes in two halves. For a sum over rows each has half of the columns of both CTAs' rows."""
     rows, columns, accumulators, streamed = {}, {}, [], []
     for operation in plan.operations:
-        for value in operation.operands:
+        for number, value in enumerate(operation.operands):
             tensor = plan.tensors.get(value)
             if tensor is not None and len(tensor.dims) == 2 and tensor.shape[1] is not None:
                 width = _padded(tensor.shape[1], step) * (2 if tensor.dtype == "f32" else 1)
                 if operation.name == "attn.gemm" or not plan.has_scores():
-                    (rows if tensor.dims[0] == plan.rows else columns)[tensor.name] = width
+                    halved = ctas == 2 and operation.name == "attn.gemm" and number == 1
+                    key = tensor.name, halved and operation.opview.transpose_b.value  # by rows, or by columns
+                    if tensor.dims[0] == plan.rows:
+                        rows[key if halved else tensor.name] = width
+                    else:
+                        columns[key if halved else tensor.name] = width // ctas if halved else width
         if operation.name != "attn.gemm":
             continue
         width = _padded(plan.tensors[operation.operands[1]].shape[1], step)
         if isinstance(plan.kinds[operation.results[0]], Streamed):
-            streamed.append(width)
+            streamed.append(width // ctas)
         elif plan.dims_of(operation.results[0]) != plan.space:
             accumulators.append(width)
     softmaxes = sum(operation.name == "attn.softmax" for operation in plan.operations)
@@ -128,6 +141,7 @@ def demand_of(plan: Plan, step: int) -> Demand:
         tuple(streamed),
         _products(plan),
         sum(tensor.dims == (plan.columns,) for tensor in plan.tensors.values()),
+        ctas,
     )
 
 

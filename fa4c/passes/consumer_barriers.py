@@ -54,6 +54,9 @@ class Consumer:
                 if ring.owner != buffer:
                     continue
                 for reader in range(self._count_readers(buffer)):
+                    if (ring.first, reader) in self.states:
+                        self.states[buffer, reader] = self.states[ring.first, reader]
+                        continue
                     state = warp.StateOp(pipe=ring.pipe, phase=i64(0), out=place_type(), loc=self.role.location).out
                     self.states[buffer, reader] = state
                 self.last_reader[buffer] = reader

@@ -255,6 +255,7 @@ class _Machine(SharedRules, TmemRules):
         if slot.filled and self._arrivals(place) == 0:
             raise op_diagnostic(op, "fills a slot for the second time that nobody ever empties", why="its pipeline has arrivals = 0")
         self._check_overwrite(agent, op, op.buffer)
+        self.overwritten.discard((agent.cta, op.buffer))
         self._check_stage(op, op.buffer, place)
         emptied = self.slot(place).emptied
         if slot.filled > emptied and self._arrivals(place):

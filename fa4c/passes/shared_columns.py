@@ -40,13 +40,20 @@ def schedule(
     graph = graph_of.graph
     if sum(place.words for place in graph_of.places) <= graph_of.room:
         return solve(graph, _DECISIONS)
-    promising = [(promised, n, turns.graph) for n, turns in enumerate(_weakest(graph_of)) if (promised := promise(turns.graph))]
+    sets = _weakest(graph_of) or _weakest(_by_last_use(graph_of))
+    promising = [(promised, n, turns.graph) for n, turns in enumerate(sets) if (promised := promise(turns.graph))]
     found = []
     for _, n, with_turns in sorted(promising, key=lambda entry: entry[:2])[:_SCHEDULES]:
         with contextlib.suppress(Unschedulable):
             best = solve(with_turns, _FEW_DECISIONS)
             found.append((excess(best.stages, best.order), best.ii, n, with_turns))
     return solve(min(found, key=lambda entry: entry[:3])[3] if found else graph, _DECISIONS)
+
+
+def _by_last_use(graph_of: LoopGraph) -> LoopGraph:
+    """With the places that an iteration is done with first before others: scores come before the product that waits for what is made of
+    them, whatever the program forms first."""
+    return replace(graph_of, places=sorted(graph_of.places, key=lambda place: max(place.users)))
 
 
 def _weakest(graph_of: LoopGraph) -> list[_Turns]:
@@ -108,7 +115,9 @@ class _Turns:
                 tried |= {key}
 
     def _can_wait(self, e: Edge) -> bool:
-        return e.from_issue or e.distance <= MOST_BEHIND or self.least[e.src][e.dst] <= e.distance
+        """Not for what lies further back, though other waits may imply that within the loop: where it runs again, an earlier run's last
+        iterations are waited for as well, which those do not imply."""
+        return e.from_issue or e.distance <= MOST_BEHIND
 
     def _with(self, edges: list[Edge], apart: frozenset) -> _Turns | None:
         following = object.__new__(_Turns)

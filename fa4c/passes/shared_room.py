@@ -1,4 +1,4 @@
-"""Bytes of shared memory that a tile kernel asks for, before they have offsets."""
+"""Bytes of shared memory that a tile kernel asks for, before they have offsets; of loads that take turns, the first one has the buffer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ def at_least(kernel) -> int:
     return whole(kernel) - sum(_all_copies(op) for op in operations_in(kernel) if isinstance(op, tile.ToSharedOp) and _only_stored(op))
 
 
+def follows(op) -> bool:
+    """Whether a load takes turns in the buffer of one before it."""
+    return isinstance(op, tile.LoadOp) and any(o.operation.is_before_in_block(op.operation) for o in op.others_in_turn())
+
+
 def _all_copies(op) -> int:
+    if follows(op):
+        return 0
     in_buffers = isinstance(op, (tile.LoadOp, tile.ToSharedOp, tile_pair.ExchangeOp))
     kept = in_buffers or (isinstance(op, tile.GlobalAddOp) and op.staged is not None)
     return op.buffers.value * bytes_of(op) if kept else 0

@@ -8,7 +8,8 @@ throughputs (`op_costs.py`); and storage (`loop_graph.py`).
 
 Storage: a register tile has one copy, a tile in shared memory has `buffers`. An operation that overwrites a value comes after the last
 reader of the iteration before; results are formed in place where they can be, as an accumulator is. Where the tiles in tensor memory do
-not all fit side by side, some take turns in the same columns; which, is chosen with the order (`shared_columns.py`).
+not all fit side by side, some take turns in the same columns; which, is chosen with the order (`shared_columns.py`). Where shared memory is
+short, the schedule says what can be saved there (`shared_savings.py`).
 
 Only MMAs are put off, additions to global memory, and what needs their results: to put off other work would keep more tiles alive and
 free no unit. For attention this gives the order of FA-3 (Shah et al. 2024, section 3.2): S = QK of this block, O += PV of the last block,
@@ -39,7 +40,7 @@ from ..ir import tile
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from . import loop_graph, modulo, shared_columns, shared_room
+from . import loop_graph, modulo, shared_columns, shared_savings
 from ._attn_to_tile_shape import register_budget
 from .loop_graph import LoopGraph
 from .op_costs import warpgroups
@@ -62,18 +63,7 @@ def tile_pipeline(module: ir.Module, *, stages: int = 0, buffers: int = 0) -> No
         plan = plan_loop(loop, target, stages=stages)
         set_schedule(plan)
         if not buffers:
-            _give_up_copies(plan, target)
-
-
-def _give_up_copies(plan: LoopPlan, target) -> None:
-    """Where the tiles do not fit shared memory: no more copies of those that are loaded than the schedule needs, of the widest first."""
-    kernel = plan.loop.loop.operation.parent
-    while kernel.name != "tile.kernel":
-        kernel = kernel.parent
-    needed = _needed_buffers(plan.loop, list(zip(plan.stages, plan.orders, strict=True)))
-    for i in sorted(needed, key=lambda i: -shared_room.bytes_of(plan.loop.ops[i])):
-        while shared_room.at_least(kernel) > target.smem_bytes and plan.loop.ops[i].buffers.value > needed[i]:
-            plan.loop.ops[i].attributes["buffers"] = _i64(plan.loop.ops[i].buffers.value - 1)
+            shared_savings.make_room(plan.loop, list(zip(plan.stages, plan.orders, strict=True)), target)
 
 
 @dataclass
@@ -236,25 +226,11 @@ def _check_buffers(graph_of: LoopGraph, places: list[tuple[int, int]]) -> None:
     for e in graph_of.graph.edges:
         if e.dst in graph_of.graph.free and e.src not in graph_of.graph.free:
             op, stage, reader_stage = graph_of.ops[e.dst], places[e.dst][0], places[e.src][0]
-            needed = _copies_between(places[e.dst], places[e.src])
+            needed = shared_savings.copies_between(places[e.dst], places[e.src])
             if op.buffers.value < needed:
                 raise op_diagnostic(op, f"has {op.buffers.value} of the {needed} buffers that its schedule needs",
                                     why=f"{graph_of.name(e.src)} reads the tile {reader_stage - stage} steps after it is loaded",
                                     fix=f"write buffers = {needed}, or tile-pipeline{{buffers={needed}}}")
-
-
-def _copies_between(load: tuple[int, int], reader: tuple[int, int]) -> int:
-    """Copies of a tile so that a load may run as early as its (stage, order) says, beside a reader of that stage and order."""
-    return reader[0] - load[0] + (load[1] < reader[1])
-
-
-def _needed_buffers(graph_of: LoopGraph, places: list[tuple[int, int]]) -> dict[int, int]:
-    """load -> copies that its schedule needs."""
-    needed = dict.fromkeys(graph_of.graph.free, 1)
-    for e in graph_of.graph.edges:
-        if e.dst in needed and e.src not in needed:
-            needed[e.dst] = max(needed[e.dst], _copies_between(places[e.dst], places[e.src]))
-    return needed
 
 
 class _Pins:

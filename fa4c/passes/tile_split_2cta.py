@@ -113,7 +113,8 @@ class _Kernel:
                                  "each CTA", fix=f"use a multiple of {self.target.mma.pair_m // 2} rows")
         if columns % (2 * self.target.mma.n_step):
             return op_diagnostic(op, f"has {columns} columns", why="each CTA of a pair holds half of them, whole steps of "
-                                 f"{self.target.mma.n_step}", fix=f"use a multiple of {2 * self.target.mma.n_step} columns")
+                                 f"{self.target.mma.n_step}", fix=f"use a multiple of {2 * self.target.mma.n_step} columns: "
+                                 "attn-to-tile{alike=2} chooses such blocks")
         self.split_products.append(op)
         return None
 

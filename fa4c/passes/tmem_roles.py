@@ -69,6 +69,11 @@ class TmemKernel(_Kernel):
         self.regions = {}  # value in tensor memory -> warp.tmem
         self.boxes = {}  # row vector that changes roles -> warp.row_box
 
+    def is_common(self, op) -> bool:
+        """What is computed from sizes and places each role computes for itself: it would be alive across the compute role, which needs all
+        its registers, and ptxas would keep it on the stack for all roles."""
+        return not op.operation.name.startswith("arith.") or op.operation.name == "arith.constant"
+
     def role_of(self, op) -> str:
         return role_of(op, self.corrections.operations if self.corrections is not None else ())
 

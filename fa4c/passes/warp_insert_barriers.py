@@ -4,7 +4,7 @@
   ones that count reading warps. Loads acquire, arm and advance; readers wait before the first read of a slot and release it once the last
   MMA that reads it has completed. Where the schedule lets one operation read a slot steps after another (`reader`), each follows the pipe
   with a place of its own, and only the last one releases. A row of column values that is there with a tile shares its slots
-  (`row_barriers.py`).
+  (`row_barriers.py`). Buffers of tiles over the same bytes are filled in turn, and have one pipe: each fill of any of them is its next one.
 - An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or
   leaves the loop waits for it, and for no more than that (`pending`).
 - A buffer that one role writes and another adds to global memory gets a pipeline too, which threads fill: acquire, write, fence, arrive on
@@ -28,6 +28,7 @@ from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from .consumer_barriers import PLAIN_READS, Consumer, buffers_of_reads, i64, level_of, operations_of, operations_within, place_type
+from .protocol_state import byte_range
 from .registry import register_pass
 from .row_barriers import companions
 from .shared_exchange import order_exchanges
@@ -45,7 +46,7 @@ class _Ring:
     """A buffer filled by TMA, its pipeline, and in how many nested loops (or guards of a loop's prologue and epilogue) it is filled.
 
     One slot is filled, and read, in one execution of a block at that level; at level 0 only once. `owner`: the buffer whose pipeline it
-    shares, its own if that is `buffer`.
+    shares, its own if that is `buffer`; `first`: of those over the same bytes, which fill the slots in turn, the one loaded first.
     """
 
     buffer: object
@@ -53,6 +54,7 @@ class _Ring:
     pipe: object = None
     ctas: int = 1  # that fill it together
     owner: object = None
+    first: object = None
 
     @property
     def reused(self) -> bool:
@@ -120,6 +122,8 @@ class _Kernel:
                             why="the slots of a buffer are filled one by one, in one loop",
                         )
                     rings[op.buffer] = _Ring(op.buffer, level, ctas=self.kernel.cluster.value if op.shared.value else 1, owner=op.buffer)
+        for buffer, ring in rings.items():
+            ring.first = next(other for other in rings if byte_range(other) == byte_range(buffer))
         return rings
 
     def _find_handed_over(self) -> dict:
@@ -148,6 +152,9 @@ class _Kernel:
                     raise op_diagnostic(ring.buffer.owner.opview, "is loaded but never read", fix="remove the load")
                 if ring.owner != ring.buffer:
                     continue
+                if ring.first != ring.buffer:
+                    self._share_pipe(ring, rings[ring.first], warps)
+                    continue
                 stages = ring.buffer.type.shape[0]
                 tx_bytes = sum(_bytes(other.buffer) for other in rings.values() if other.owner == ring.buffer)
                 arrivals = warps * ring.ctas if ring.reused else 0
@@ -175,6 +182,16 @@ class _Kernel:
         if any(ring.ctas > 1 for ring in rings.values()):  # until then others write into this CTA's memory and arrive on its barriers
             with ir.InsertionPoint(self.top):
                 warp.ClusterSyncOp(loc=self.kernel.location)
+
+    def _share_pipe(self, ring, first, warps: int) -> None:
+        """Of buffers that are filled in turn, read by as many warps in the same loop."""
+        ring.pipe = first.pipe
+        ours, theirs = ((r.level, r.ctas, r.buffer.type.shape[0], _bytes(r.buffer)) for r in (ring, first))
+        if ours != theirs or not ring.reused or warps * ring.ctas != ring.pipe.owner.opview.arrivals.value:
+            raise op_diagnostic(
+                ring.buffer.owner.opview, "lies over another buffer that is loaded, but not in turns with it",
+                why="both would be filled and read in one loop, with as many bytes and by as many warps", fix="move it to other bytes",
+            )  # fmt: skip
 
     def _read_by_leader(self, ring, readers) -> bool:
         """Whether the role that issues MMAs for a pair of CTAs reads what is loaded here in both."""
@@ -281,6 +298,8 @@ class _Producer:
         with ir.InsertionPoint.at_block_begin(self.role.body.blocks[0]):
             for op in loads:
                 owner = self.rings[op.buffer].owner
+                if owner not in self.states and self.rings[owner].first in self.states:
+                    self.states[owner] = self.states[self.rings[owner].first]
                 if owner not in self.states:
                     self.states[owner] = warp.StateOp(pipe=self.rings[owner].pipe, phase=i64(1), out=place_type(), loc=op.location).out
                 place = op.operation.parent, op.buffer

@@ -31,7 +31,7 @@ from . import fragments
 from .registry import register_pass
 from .role_ops import Role, clone_op, i64, is_any, is_compute, is_load, is_reduce, is_row, is_staged, operations_within
 from .schedule import is_scalar_op
-from .shared_room import BARRIER_BYTES
+from .shared_room import BARRIER_BYTES, follows
 
 
 @register_pass("warp-specialize")
@@ -84,6 +84,10 @@ class _Kernel:
                 raise op_diagnostic(others[0], "reads a tile that a warp of its own adds to global memory", why="that warp gives its "
                                     "buffer back alone", fix='make another "tile.to_shared" of it')
 
+    def is_common(self, op) -> bool:
+        """Whether a scalar is computed once for all roles."""
+        return True
+
     def fragments_of(self, keep):
         """The fragments of a role's register tiles."""
         return self.fragments
@@ -123,7 +127,7 @@ class _Kernel:
         self.scalars.update(zip(arguments, block.arguments, strict=True))
         with ir.InsertionPoint(block):
             for op in self.body.operations:
-                if is_scalar_op(op):
+                if is_scalar_op(op) and self.is_common(op):
                     clone_op(op, self.scalars)
             for key, (offset, stages, swizzle) in self.placed.items():
                 part, loc = (_part_of(key), key.location) if is_staged(key) else (key.type, key.owner.location)
@@ -160,6 +164,10 @@ class _Kernel:
         loaded_once = []
         for op, value in tiles:
             stages = op.buffers.value
+            if follows(op):
+                home = next(other for other in op.others_in_turn() if not follows(other))
+                self.placed[value] = (self.placed[home.out][0], 1, _swizzle(op, value.type, self.target, self._column_shares(value)))
+                continue
             alignment = warp.ROW_ALIGNMENT if is_row(value) else 1024
             size = stages * _bytes(value.type) if not is_row(value) else stages * -(-_bytes(value.type) // alignment) * alignment
             swizzle = 0 if is_row(value) else _swizzle(op, value.type, self.target, self._column_shares(value))

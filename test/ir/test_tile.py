@@ -127,7 +127,10 @@ IN_KERNEL = [
     (load("dims = [0, 1]"), "'tile.load' has dims = [0, 1], which is no densei64array attribute"),
     (load(""), "'tile.load' lacks the attribute 'dims'"),
     (load("dims = array<i64: 0, 1>, buffer = 2"), "'tile.load' has no attribute 'buffer'\n"
-     "note: why: declared attributes are: after, buffers, dims, l2, order, shared, stage\nnote: fix: did you mean 'buffers'?"),
+     "note: why: declared attributes are: after, buffers, dims, l2, order, shared, stage, turns\nnote: fix: did you mean 'buffers'?"),
+    (load("dims = array<i64: 0, 1>, turns = 0"),
+     "'tile.load' takes turns with others, but is a row, is shared, has several buffers or stands in no loop"),
+    (in_a_loop(load("dims = array<i64: 0, 1>, turns = 0")), "'tile.load' takes turns = 0 alone"),
     # mma
     (mma("%plain : tensor<64x32xf32>", "%s : !s", "!acc"),
      "'tile.mma' needs a in #tile.smem or #tile.reg or #tile.tmem, but it is tensor<64x32xf32>"),

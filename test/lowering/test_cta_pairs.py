@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fa4c.explain import launches
+from fa4c.ir import interpret_tile
+from fa4c.ir.context import new_context, parse_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.mlir import ir
 from fa4c.runtime import check, emulated
@@ -61,9 +64,9 @@ def test_forward():
 BACKWARD = {"direction": "bwd", **PAIRS}
 
 
-def backward_inputs(m: int, n: int, d: int) -> dict:
-    shapes = {"q": m, "k": n, "v": n, "o": m, "do": m}
-    given = {name: random(1, rows, 1, d, seed=number) for number, (name, rows) in enumerate(shapes.items())}
+def backward_inputs(m: int, n: int, d: int, dv: int) -> dict:
+    shapes = {"q": (m, d), "k": (n, d), "v": (n, dv), "o": (m, dv), "do": (m, dv)}
+    given = {name: random(1, rows, 1, width, seed=number) for number, (name, (rows, width)) in enumerate(shapes.items())}
     return {**given, "lse": random(1, 1, m, seed=9).float() + 5}
 
 
@@ -79,8 +82,8 @@ def gradients(given: dict, causal: bool) -> dict:
     return {name: value[None, :, None] for name, value in {"dq": ds @ k, "dk": ds.T @ q, "dv": p.T @ do}.items()}
 
 
-def backward(made, m: int, n: int, seed: int, d: int = 128, causal: bool = False) -> list:
-    given = backward_inputs(m, n, d)
+def backward(made, m: int, n: int, seed: int, d: int = 128, dv: int = 0, causal: bool = False) -> list:
+    given = backward_inputs(m, n, d, dv or d)
     want = gradients(given, causal)
     got, reports = emulated.run_reported(made, given, tuple(want), schedule="random", schedule_seed=seed)
     assert all(report.ok for report in reports)
@@ -108,6 +111,55 @@ def test_causal():
     """Both CTAs of a pair visit the blocks that either of them needs; what one does not see is masked."""
     options = {**BACKWARD, "overrides": (*PAIRS["overrides"], ("attn-to-tile", "alike", "2")), "head_dim": (64, 64)}
     backward(compiled.loaded("causal.mlir", **options), 150, 290, seed=5, d=64, causal=True)
+
+
+WIDE = {**BACKWARD, "head_dim": (192, 128), "overrides": (
+    ("attn-split-backward", "ctas", "2"), ("attn-to-tile", "alike", "2"), *PAIRS["overrides"])}  # fmt: skip
+
+
+def test_the_fused_backward_of_head_dims_192_and_128():
+    """It fits in pairs only: tiles of 800 columns in 512, Q's and dO's halves in turns."""
+    made = compiled.loaded("causal.mlir", **WIDE)
+    backward(made, 130, 290, seed=6, d=192, dv=128, causal=True)
+    assert made.manifest["kernels"]["causal_bwd_main"]["stack_bytes"] <= 16
+
+
+def test_tiles_that_take_turns_in_one_buffer():
+    """In storage mode of the interpreter: right as scheduled, wrong where Q's columns come before the scores have read its rows."""
+    text = compiled.level("full.mlir", "tile", locations=False, **WIDE)
+    given = {name: value.double().numpy() for name, value in backward_inputs(200, 256, 192, 128).items()}
+
+    def gradients_of(program: str, mode: str) -> dict:
+        with new_context() as context:
+            return interpret_tile.run(parse_module(program, "full.mlir", context), given, mode=mode)
+
+    turns = [line for line in text.splitlines() if "turns = 0" in line]
+    (first, _), (_, late) = sorted((int(re.search(r"order = (\d+)", line)[1]), line) for line in turns)
+    wrong = text.replace(late, re.sub(r"order = \d+", f"order = {first}", late))
+    want, right, spoiled = gradients_of(text, "value"), gradients_of(text, "storage"), gradients_of(wrong, "storage")
+    worst = [max(np.abs(got[name] - want[name]).max() for name in want) for got in (right, spoiled)]
+    assert worst[0] < 1e-9 and not worst[1] < 1e-3, worst
+
+
+def test_its_clocks_are_those_of_the_model():
+    """Of 128 bytes, for 128 keys x 128 queries (fact sheet 1.5): K 384 and half of Q 192, V 256 and half of dO 128, halves of dO 128 and Q
+    192, dS 256 and K 384."""
+    with new_context() as context:
+        found = launches.launches(parse_module(compiled.level("causal.mlir", "warp", **WIDE), "causal.mlir", context),
+                                  dict(b=1, hq=1, hkv=1, m=256, n=256))  # fmt: skip
+    counts, steps = next(launch.counts for launch in found if "main" in launch.kernel), 2 * 2
+    assert counts["mma"] / steps / 8192 == 3328 and counts["smem_operands"] / steps / 128 == 1920
+    assert counts["dsmem"] / steps / 128 == 128
+    results = (384 + 256) / 2  # dK and dV of a CTA, which makes two steps
+    assert counts["smem_written"] / steps / 128 == 256 + 384 + results
+
+
+def test_forward_of_head_dim_256():
+    """Alone a CTA has blocks of 80 keys there, which have no halves; in pairs 128 fit."""
+    made = compiled.loaded("causal.mlir", **PAIRS | {"head_dim": (256, 256), "overrides": WIDE["overrides"][1:]})
+    given = make_inputs(made.semantics, dict(b=1, hq=1, hkv=1, m=150, n=290), 0)
+    rows = check.check(made.semantics, given, emulated.run(made, given, ("o", "lse"), schedule="random", schedule_seed=7))
+    assert all(row.ok for row in rows), rows
 
 
 WARP = compiled.compile_text((compiled.EXAMPLES / GEMM).read_text(), GEMM, emit="warp", locations=False, **PAIRS)

@@ -21,7 +21,10 @@ CASES = [
     ("sm_100a", "fwd", "softcap.mlir", (80, 80), 1),
     ("sm_100a", "fwd", "full.mlir", (128, 128), 2),
     ("sm_100a", "bwd", "causal.mlir", (128, 128), 1),
+    ("sm_100a", "bwd", "causal.mlir", (192, 128), 2),
 ]
+PAIR = (("tile-split-2cta", "ctas", "2"),)
+FUSED_PAIR = (("attn-split-backward", "ctas", "2"), ("attn-to-tile", "alike", "2"), *PAIR)
 
 
 def executed(path: str, **options) -> list[dict]:
@@ -38,7 +41,7 @@ def executed(path: str, **options) -> list[dict]:
 @pytest.mark.parametrize(("target", "direction", "path", "head_dim", "ctas"), CASES, ids=str)
 def test_executed_counts_are_those_of_the_ir(target, direction, path, head_dim, ctas):
     options = dict(target=target, direction=direction, head_dim=head_dim)
-    options |= dict(overrides=(("tile-split-2cta", "ctas", str(ctas)),)) if ctas > 1 else {}
+    options |= dict(overrides=FUSED_PAIR if direction == "bwd" else PAIR) if ctas > 1 else {}
     with new_context() as context:
         implied = launches.launches(parse_module(compiled.level(path, "warp", **options), path, context), SIZES)
     found = executed(path, **options)

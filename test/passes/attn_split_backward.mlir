@@ -6,6 +6,9 @@
 // RUN: %fa4c opt %examples/softcap.mlir --pass-pipeline "attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=APART
 // RUN: %fa4c opt %examples/softcap.mlir --pass-pipeline "attn-retype{head-dim=64},attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=NARROW
 // RUN: %fa4c opt %examples/alibi.mlir --pass-pipeline "attn-retype{head-dim=64},attn-derive-backward,attn-split-backward" --no-loc | filecheck %s --check-prefix=SHARED
+// RUN: %fa4c compile %examples/causal.mlir --target sm_100a --direction bwd --head-dim 192,128 --emit attn --no-loc | filecheck %s --check-prefix=ONE
+// RUN: %fa4c compile %examples/causal.mlir --target sm_100a --direction bwd --head-dim 192,128 --emit attn --no-loc --set attn-split-backward.ctas=2 | filecheck %s --check-prefix=PAIR
+// RUN: %fa4c compile %examples/causal.mlir --target sm_100a --direction bwd --head-dim 256 --emit attn --no-loc --set attn-split-backward.ctas=2 | filecheck %s --check-prefix=ONE
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk+dw}" 2>&1 | filecheck %s --check-prefix=WRONG
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk}" 2>&1 | filecheck %s --check-prefix=MISSING
 
@@ -26,6 +29,10 @@
 // NARROW-NOT: attn.kernel
 // A soft cap's tanh stays in registers beside the scores: at 128 columns that is too much. A slope's gradient goes along with dQ.
 // APART:      attn.kernel = "dq", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dk_dv"
+
+// dV 128, dK 192 and two products of 128 are more than 512 columns; a pair's dQ is half as wide, and dP may lie over half of S. 256: neither.
+// ONE:        func.func @causal_bwd_dq(
+// PAIR:       func.func @causal_bwd_main(
 
 // SHARED:     attn.kernel = "dq_dslopes", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dq_dslopes"
 

@@ -44,7 +44,7 @@ def of_all(loop: LoopGraph) -> int | None:
         shared = {frozenset((a, b)) for a, b, _ in ways}
         apart = [{b for b in range(3) if b != a and frozenset((a, b)) not in shared} for a in range(3)]
         widths = [p.words for p in loop.places]
-        if columns.width_of(widths, columns.place(widths, apart)) > loop.room or not can_wait(loop, turns):
+        if columns.width_of(widths, columns.place(widths, apart)) > loop.room or not can_wait(turns):
             continue
         try:
             found = solve(graph).ii
@@ -54,16 +54,9 @@ def of_all(loop: LoopGraph) -> int | None:
     return best
 
 
-def can_wait(loop: LoopGraph, turns) -> bool:
-    """No wait for what lies further back, unless another one sees to it."""
-    edges = [*loop.graph.edges, *itertools.chain(*turns)]
-    near = [e for e in edges if e.distance <= MOST_BEHIND]
-    least = [[0 if a == b else 99 for b in range(6)] for a in range(6)]
-    for e in near:
-        least[e.src][e.dst] = min(least[e.src][e.dst], e.distance)
-    for k, a, b in itertools.product(range(6), repeat=3):
-        least[a][b] = min(least[a][b], least[a][k] + least[k][b])
-    return all(least[e.src][e.dst] <= e.distance for e in edges)
+def can_wait(turns) -> bool:
+    """No wait for what lies further back."""
+    return all(e.distance <= MOST_BEHIND for e in itertools.chain(*turns))
 
 
 def test_turns_equal_exhaustive_search():

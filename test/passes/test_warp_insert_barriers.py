@@ -101,6 +101,10 @@ NEVER_WRITTEN = re.sub(r'    "warp.store_shared".*\n', "", PROGRAM)
 REFUSED = {
     "a buffer that its role did not write": (NEVER_WRITTEN, "'warp.tma_store' stores a buffer that its role did not write"),
     "no room for mbarriers": (FROM_BYTE_0, "bytes of mbarriers, but buffers start at byte 0"),
+    "over a buffer that is loaded once": (
+        PROGRAM.replace("2x128x64", "1x128x64").replace("offset = 17408", "offset = 1024"),
+        "lies over another buffer that is loaded, but not in turns",
+    ),
     "no named barrier left": (PROGRAM.replace(STORE, USE_ALL_IDS + STORE), "needs 2 more named barriers"),
 }
 

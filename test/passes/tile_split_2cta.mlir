@@ -5,6 +5,7 @@
 // RUN: not %fa4c compile %examples/causal.mlir --target sm_100a --emit tile --set tile-split-2cta.ctas=2 2>&1 | filecheck %s --check-prefix CAUSAL
 // RUN: %fa4c compile %examples/causal.mlir --target sm_100a --emit tile --no-loc --set attn-to-tile.alike=2 --set tile-split-2cta.ctas=2 | filecheck %s --check-prefix ALIKE
 // RUN: not %fa4c compile %examples/full.mlir --target sm_100a --head-dim 256 --emit tile --set tile-split-2cta.ctas=2 2>&1 | filecheck %s --check-prefix COLUMNS
+// RUN: %fa4c compile %examples/full.mlir --target sm_100a --head-dim 256 --emit tile --no-loc --set attn-to-tile.alike=2 --set tile-split-2cta.ctas=2 | filecheck %s --check-prefix WIDE
 // RUN: not %fa4c opt %examples/tile/gemm.mlir --pass-pipeline "tile-split-2cta{ctas=2}" 2>&1 | filecheck %s --check-prefix HOPPER
 // RUN: not %fa4c opt %S/inputs/sum_over_rows.mlir --pass-pipeline "tile-split-2cta{ctas=2}" 2>&1 | filecheck %s --check-prefix SUM
 // RUN: not %fa4c opt %S/inputs/sum_over_rows.mlir --pass-pipeline "tile-split-2cta{ctas=2 exchange=true},tile-accumulate-in-tmem,tile-pipeline,tile-alias-tmem,warp-specialize" 2>&1 | filecheck %s --check-prefix LEFT
@@ -54,6 +55,11 @@
 
 // COLUMNS:      error: 'tile.mma' has 80 columns
 // COLUMNS-NEXT: note: why: each CTA of a pair holds half of them, whole steps of 16
+// COLUMNS-NEXT: note: fix: use a multiple of 32 columns: attn-to-tile{alike=2} chooses such blocks
+
+// What a pair halves leaves room for more keys a block: 128, of which each CTA loads 64.
+// WIDE:      "tile.load"{{.*}} -> tensor<64x256xbf16, #tile.smem>
+// WIDE:      "tile.load"{{.*}} -> tensor<128x128xbf16, #tile.smem>
 
 // HOPPER:      error: 'tile.kernel' cannot run in pairs of CTAs
 // HOPPER-NEXT: note: why: this target's MMA is formed by one CTA

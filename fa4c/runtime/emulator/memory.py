@@ -306,6 +306,10 @@ def store(F, m, line, space, addr, off, size, *data):
         return
     mem, idx = resolve(F, m, line, space, addr, off, size * len(data), True)
     F.counters.store(space, mem, size * len(data), F, m)
+    smem = F.cta.cluster.smem
+    if mem is smem.mem and smem.n_cta > 1:
+        far = idx // smem.window != F.cta.rank
+        F.counters.add("smem_bytes.dsmem", size * len(data) * int(np.sum(far if m is None else far & m)))
     store_lanes(F, m, line, mem, idx, size, data)
 
 

@@ -1,0 +1,79 @@
+"""What a loop may save of shared memory once its schedule is known, until its kernel's tiles fit.
+
+First further copies of loaded tiles, of the widest first: those that the schedule does not need. Then parts of sums on their way to global
+memory become narrower. Last, loaded tiles of one size take turns in one buffer, the widest first (`turns`): what reads the one is issued
+before the other is loaded, and behind that waits for it. A copy then no longer runs ahead of the loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from ..ir import tile
+from ..ir.mlir import ir
+from . import shared_room
+from ._attn_to_tile_shape import NARROW_PART
+from .loop_graph import LoopGraph
+
+
+def make_room(graph_of: LoopGraph, places: Sequence[tuple[int, int]], target) -> None:
+    """`places`: stage and order of each operation."""
+    kernel = graph_of.loop.operation.parent
+    while kernel.name != "tile.kernel":
+        kernel = kernel.parent
+    for change in _changes(graph_of, places, target):
+        if shared_room.at_least(kernel) <= target.smem_bytes:
+            return
+        change()
+
+
+def _changes(graph_of: LoopGraph, places, target):
+    needed = _needed_buffers(graph_of, places)
+    widest_first = sorted(needed, key=lambda i: -shared_room.bytes_of(graph_of.ops[i]))
+    for i in widest_first:
+        for copies in range(graph_of.ops[i].buffers.value - 1, needed[i] - 1, -1):
+            yield lambda op=graph_of.ops[i], copies=copies: _set(op, "buffers", copies)
+    for op in graph_of.ops:
+        staged = isinstance(op, tile.GlobalAddOp) and op.staged is not None and op.staged.value > NARROW_PART
+        if staged and op.x.type.shape[1] % NARROW_PART == 0:
+            yield lambda op=op: _set(op, "staged", NARROW_PART)
+    number = 0
+    for a, b in itertools.combinations(widest_first, 2):
+        if _can_take_turns(graph_of, places, needed, a, b, target):
+            yield lambda pair=(a, b), number=number: [_set(graph_of.ops[i], "turns", number) for i in pair]
+            number += 1
+
+
+def copies_between(load: tuple[int, int], reader: tuple[int, int]) -> int:
+    """Copies of a tile so that a load may run as early as its (stage, order) says, beside a reader of that stage and order."""
+    return reader[0] - load[0] + (load[1] < reader[1])
+
+
+def _needed_buffers(graph_of: LoopGraph, places) -> dict[int, int]:
+    """load -> copies that its schedule needs."""
+    needed = dict.fromkeys(graph_of.graph.free, 1)
+    for e in graph_of.graph.edges:
+        if e.dst in needed and e.src not in needed:
+            needed[e.dst] = max(needed[e.dst], copies_between(places[e.dst], places[e.src]))
+    return needed
+
+
+def _can_take_turns(graph_of: LoopGraph, places, needed, a: int, b: int, target) -> bool:
+    """Whether two loads bring as many bytes, each for one role, and a step has read the one before it loads the other."""
+    spans = []
+    for i in (a, b):
+        op, readers = graph_of.ops[i], [r for r, other in enumerate(graph_of.ops) if graph_of.ops[i].out in list(other.operation.operands)]
+        alone = all(isinstance(graph_of.ops[r], tile.MmaOp) and graph_of.ops[r].out.type.shape[0] <= target.mma.m for r in readers)
+        if op.turns is not None or needed[i] > 1 or not alone or op.out.type.shape[0] == 1:
+            return False
+        if any(places[r][0] != places[i][0] for r in readers):
+            return False
+        spans.append((places[i][1], max(places[r][1] for r in readers)))
+    if shared_room.bytes_of(graph_of.ops[a]) != shared_room.bytes_of(graph_of.ops[b]):
+        return False
+    return spans[0][1] < spans[1][0] or spans[1][1] < spans[0][0]
+
+
+def _set(op, name: str, value: int) -> None:
+    op.attributes[name] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
