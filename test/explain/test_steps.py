@@ -141,7 +141,7 @@ def test_the_targets_numbers_are_read():
     for number, unit in units.items():
         with targets.override("sm_100a", **{number: getattr(targets.get("sm_100a"), number) // 2}):
             assert explained(text, **options)[unit] == pytest.approx(2 * before[unit])
-    with targets.override("sm_100a", fp32_packed=1):  # an instruction each, where two share one: 32 lanes of 4 schedulers, as many as FP32 has
+    with targets.override("sm_100a", fp32_packed=1):  # one each, where two share one
         assert explained(text, **options)["issue"] == pytest.approx(before["issue"] + before["fma"] / 2, abs=1e-2)
 
 
