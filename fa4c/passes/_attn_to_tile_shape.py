@@ -162,12 +162,17 @@ def _registers(demand: Demand, target, shape: Shape) -> int:
     )
 
 
+def least_columns(target, streamed) -> int:
+    """Columns that a block of scores has at least: the rows of an MMA where a sum over CTAs is made of them (`streamed`), else 32."""
+    return target.mma.m if streamed else _SMALLEST_BLOCK
+
+
 def backward_registers(target, widths, streamed) -> int:
     """Registers of a thread for accumulators of these widths beside the scores of a backward (S and dP in f32, one of them in 16 bits).
 
-    Blocks of 64 columns where a sum over CTAs is made of them (`streamed`: an MMA has 64 rows), else of 32.
+    Of as many columns as `least_columns` says.
     """
-    columns = target.mma.m if streamed else target.mma.m // 2
+    columns = least_columns(target, streamed)
     threads = 32 * target.warps_per_warpgroup
     in_tmem = target.mma.accumulator == "tmem" and bool(streamed)  # then one product is read from there a few columns at a time
     scores = -(-target.mma.m * columns * (_BACKWARD_HALVES - 2 * in_tmem) // (2 * threads))

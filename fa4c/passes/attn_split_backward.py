@@ -20,7 +20,7 @@ from ..ir.attn_signature import attn_functions, function_facts, tensor_attribute
 from ..ir.diagnostics import Diagnostic, nearest, op_diagnostic
 from ..ir.mlir import ir
 from ..targets import of as target_of
-from ._attn_to_tile_shape import backward_columns, backward_registers, register_budget
+from ._attn_to_tile_shape import backward_columns, backward_registers, least_columns, register_budget
 from .registry import register_pass
 
 _GROUPS = 2  # compute warpgroups of a kernel: 128 rows
@@ -107,8 +107,7 @@ def _fits(group, target, further: int, ctas: int) -> bool:
     shared_by_columns = target.mma.accumulator == "reg"
     if shared_by_columns and any(-(-width // target.mma.k) * target.mma.k % (_GROUPS * _SPAN) for width in streamed):
         return False
-    columns = target.mma.m if streamed else target.mma.m // 2
-    more = -(-target.mma.m * columns * further // (2 * 32 * target.warps_per_warpgroup))
+    more = -(-target.mma.m * least_columns(target, streamed) * further // (2 * 32 * target.warps_per_warpgroup))
     return backward_registers(target, widths, streamed) + more <= register_budget(target, _GROUPS)
 
 

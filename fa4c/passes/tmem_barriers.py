@@ -67,7 +67,8 @@ class Links:
         block = role.body.blocks[0]
         issues = warp_tmem.issues_mmas(role)
         inside = list(operations_within(block))
-        read_here = {o: _writes_tmem(o) and any(_reads(r, o.target) for r in inside) and not _signals_first(o) for o in inside}
+        read_here = {o: _writes_tmem(o) and (_loop_signals_first(o) or any(_reads(r, o.target) for r in inside) and not _signals_first(o))
+                     for o in inside}
         behind_stores = {_next_signal(op) for op in inside if _writes_tmem(op) and not read_here[op]}
         shared = [op for op in inside if isinstance(op, warp.StoreSharedOp) and op.buffer in self._operands()]
         behind_writes = {op for op in map(_next_signal, shared) if op is not None}
@@ -211,6 +212,17 @@ def _signals_first(op) -> bool:
         if any(_reads(inner, op.target) for inner in [other, *operations_of(other)]):
             return False
     return isinstance(block.owner.opview, warp.WhenOp) and _signals_first(_When(block.owner.opview, op.target))
+
+
+def _loop_signals_first(op) -> bool:
+    """Whether a loop behind a write signals, in front of any signal in the write's own block: the loop may make no trip, or several."""
+    for other in op.operation.block.operations:
+        if op.operation.is_before_in_block(other.operation):
+            if isinstance(other, warp_tmem.SignalOp):
+                return False
+            if any(isinstance(inner, warp_tmem.SignalOp) for inner in operations_of(other)):
+                return True
+    return False
 
 
 class _When:

@@ -85,6 +85,15 @@ def test_what_does_not_fit_is_split():
         assert "main" in kernels()
 
 
+def test_a_soft_cap_is_two_kernels():
+    """A row of tanh beside one of P is more than a thread has, in blocks of 128 queries; in blocks of 32 dK and dV fit one kernel.
+
+    Its CTAs walk through tiles and tell that results are read: the store of zeros in front of the loops is waited for before these signal.
+    """
+    text = compiled.level("softcap.mlir", "warp", target=TARGET, direction="bwd", head_dim=(64, 64))
+    assert set(re.findall(r'sym_name = "softcap_bwd_(\w+)"', text)) == {"preprocess", "dq", "dk_dv"}
+
+
 # -- storage: what the tile level says is what happens -------------------------------------------------------------------------------------
 
 ARRAYS = {"m": 400, "n": 128, "d": 128}
