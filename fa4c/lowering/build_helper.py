@@ -36,18 +36,21 @@ def usable_cpus() -> int:
 
 
 class Helper:
-    """`with Helper() as helper:` starts the process, which is gone when the block is left."""
+    """`with Helper() as helper:` starts the process, which is gone when the block is left; None where no process can be started."""
 
-    def __enter__(self) -> Helper:
-        self._folder = tempfile.TemporaryDirectory(prefix="fa4c-")
+    def __enter__(self) -> Helper | None:
         # The caller's own path: it may not have found fa4c where a fresh interpreter would look.
         program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-        self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        return self
+        self._process = None
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="fa4c-")
+        return self if self._process is not None else None
 
     def __exit__(self, *exc) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
         self._folder.cleanup()
 
     def ask(self, source: str, name: str, arch: str) -> None:

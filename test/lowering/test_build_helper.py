@@ -57,6 +57,12 @@ def test_a_helper_that_dies_is_made_up_for(built, monkeypatch):
     assert built == ["short", "long"]
 
 
+def test_where_no_process_can_be_started_there_is_none(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with build_helper.Helper() as helper:
+        assert helper is None
+
+
 def test_it_is_gone_after_an_error():
     with pytest.raises(Diagnostic), build_helper.Helper() as helper:
         raise Diagnostic("no")
