@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What each backward kernel of sm_100a has on the stack, and which accesses to local memory lie inside a loop.
+"""What each kernel of sm_100a has on the stack, and which accesses to local memory lie inside a loop.
 
-    local_memory.py [--out RESULT.json] [--example NAME]... [--head-dim D[,DV]]... [--mode plain|deterministic] [--set PASS.OPTION=VALUE]...
+    local_memory.py [--direction bwd|fwd] [--out RESULT.json] [--example NAME]... [--head-dim D[,DV]]... [--mode plain|deterministic]
+                    [--set PASS.OPTION=VALUE]... [--jobs N]
 
-Compiles every example at head dims 64, 96, 128, (192, 128) and 256, plain and deterministic, reads registers and stack from the cubin and
-LDL and STL from its disassembly. A loop is a natural one: a branch back to an instruction that dominates it, and all that reaches the
+Compiles every example, and for the forward a captured bias, at head dims 64, 96, 128, (192, 128) and 256, the backward plain and
+deterministic; reads registers and stack from the cubin and LDL and STL from its disassembly. A loop is a natural one: a branch back to an instruction that dominates it, and all that reaches the
 branch from there. Exits 1 where a kernel has an access inside a loop, or more than 16 bytes of stack. No GPU is needed.
 """
 
@@ -21,7 +22,9 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from emulator_matrix import text_of  # noqa: E402
 
 from fa4c.ir.diagnostics import Diagnostic  # noqa: E402
 from fa4c.lowering import build, cute_source, sass  # noqa: E402
@@ -114,14 +117,13 @@ def _dominators(after: list[list[int]]) -> tuple[dict[int, set[int]], dict[int, 
     return dominators, before
 
 
-def measured(example: str, head_dim: str, mode: str, overrides: tuple) -> list[dict]:
-    """A row for each kernel; one row that says why where the backward is refused."""
+def measured(direction: str, example: str, head_dim: str, mode: str, overrides: tuple) -> list[dict]:
+    """A row for each kernel; one row that says why where it is refused."""
     dims = [int(d) for d in head_dim.split(",")]
-    file = ROOT / "examples" / f"{example}.mlir"
     what = {"example": example, "head_dim": head_dim, "mode": mode}
-    options = dict(target="sm_100a", direction="bwd", deterministic=mode == "deterministic", overrides=overrides)
+    options = dict(target="sm_100a", direction=direction, deterministic=mode == "deterministic", overrides=overrides)
     try:
-        with lowered(file.read_text(), file.name, head_dim=(dims[0], dims[-1]), **options) as result:
+        with lowered(text_of(example), f"{example}.mlir", head_dim=(dims[0], dims[-1]), **options) as result:
             sources = cute_source.emit(result.module)
     except Diagnostic as refused:
         return [{**what, "refused": str(refused).splitlines()[0]}]
@@ -140,6 +142,7 @@ def _of_kernel(source: str, name: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--direction", choices=("fwd", "bwd"), default="bwd")
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--example", action="append")
     parser.add_argument("--head-dim", action="append")
@@ -149,11 +152,12 @@ def main() -> None:
     args = parser.parse_args()
     overrides = tuple((*key.rsplit(".", 1), value) for key, _, value in (text.partition("=") for text in args.set))
     examples = args.example or sorted(path.stem for path in (ROOT / "examples").glob("*.mlir"))
-    modes = args.mode or ("plain", "deterministic")
-    cases = [(e, d, m, overrides) for m in modes for d in args.head_dim or HEAD_DIMS for e in examples]
+    examples += ["bias"] if args.direction == "fwd" and not args.example else []
+    modes = args.mode or (("plain", "deterministic") if args.direction == "bwd" else ("plain",))
+    cases = [(args.direction, e, d, m, overrides) for m in modes for d in args.head_dim or HEAD_DIMS for e in examples]
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    record = {"what": "stack and local accesses of the backward kernels of sm_100a, see bench/local_memory.py", "commit": commit,
+    record = {"what": f"stack and local accesses of kernels of sm_100a, direction {args.direction}, see bench/local_memory.py", "commit": commit,
               "date": datetime.date.today().isoformat(), "options": args.set, "most_bytes_outside_loops": MOST_OUTSIDE, "kernels": []}
     start, bad = time.time(), 0
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:

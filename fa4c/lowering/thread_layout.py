@@ -16,7 +16,8 @@ class Quads:
     rows: int = 64  # of a warpgroup
     neighbours: bool = False  # whether elements r and r + 1 of a row, r even, lie in registers r and r + 1 for all tiles
 
-    def header(self) -> list[str]:
+    def header(self, first_warp: int) -> list[str]:
+        """Where a thread of a role that begins at that warp stands."""
         return ["row0 = wg * 64 + t // 32 * 16 + t % 32 // 4", "col0 = t % 4 * 2"]
 
     def elements(self, kind, warpgroups: int) -> int:
@@ -47,8 +48,8 @@ class Lanes:
     rows: int = 128
     neighbours: bool = True
 
-    def header(self) -> list[str]:
-        return ["row0 = wg * 128 + t", "lanes = warp % 4 << 21  # this warp's quarter of tensor memory's lanes"]
+    def header(self, first_warp: int) -> list[str]:
+        return [f"row0 = tid - {32 * first_warp}", "lanes = warp % 4 << 21  # this warp's quarter of tensor memory's lanes"]
 
     def elements(self, kind, warpgroups: int) -> int:
         return 1 if kind.rank == 1 else kind.shape[1]
