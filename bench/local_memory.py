@@ -5,8 +5,9 @@
                     [--set PASS.OPTION=VALUE]... [--jobs N]
 
 Compiles every example, and for the forward a captured bias, at head dims 64, 96, 128, (192, 128) and 256, the backward plain and
-deterministic; reads registers and stack from the cubin and LDL and STL from its disassembly. A loop is a natural one: a branch back to an instruction that dominates it, and all that reaches the
-branch from there. Exits 1 where a kernel has an access inside a loop, or more than 16 bytes of stack. No GPU is needed.
+deterministic; reads registers and stack from the cubin and LDL and STL from its disassembly. A loop is a natural one: a branch back to an
+instruction that dominates it, and all that reaches the branch from there. Exits 1 where a kernel has an access inside a loop, or more than
+16 bytes of stack. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def measured(direction: str, example: str, head_dim: str, mode: str, overrides: 
     what = {"example": example, "head_dim": head_dim, "mode": mode}
     options = dict(target="sm_100a", direction=direction, deterministic=mode == "deterministic", overrides=overrides)
     try:
-        with lowered(text_of(example), f"{example}.mlir", head_dim=(dims[0], dims[-1]), **options) as result:
+        text = text_of(example) if example == "bias" else (ROOT / "examples" / f"{example}.mlir").read_text()
+        with lowered(text, f"{example}.mlir", head_dim=(dims[0], dims[-1]), **options) as result:
             sources = cute_source.emit(result.module)
     except Diagnostic as refused:
         return [{**what, "refused": str(refused).splitlines()[0]}]
@@ -157,7 +159,7 @@ def main() -> None:
     cases = [(args.direction, e, d, m, overrides) for m in modes for d in args.head_dim or HEAD_DIMS for e in examples]
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    record = {"what": f"stack and local accesses of kernels of sm_100a, direction {args.direction}, see bench/local_memory.py", "commit": commit,
+    record = {"what": f"stack and local accesses of the {args.direction} kernels of sm_100a, see bench/local_memory.py", "commit": commit,
               "date": datetime.date.today().isoformat(), "options": args.set, "most_bytes_outside_loops": MOST_OUTSIDE, "kernels": []}
     start, bad = time.time(), 0
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
