@@ -63,11 +63,12 @@ class TmemRules:
         return f"{name} + {block} * {self._block_stride(region)}"
 
     def _own_address(self, region) -> str:
-        """Of this warp's lanes of a row block's first column. Taken from a lane of the warp, the offset stays in a register: what can be
-        computed again, LLVM computes again in loops that are short of registers."""
-        stride = self._block_stride(region) if region.type.shape[0] > warp_tmem.LANES else 0
-        offset = f"wg * {stride} + lanes" if stride else "lanes"
-        own = self._declare(("own", stride), lambda name: [f"{name} = cute.arch.make_warp_uniform({offset})"], "own")
+        """Of this warp's lanes of a row block's first column. Taken from a lane of the warp, the block's offset stays in a register: what
+        can be computed again, LLVM computes again in loops that are short of registers."""
+        if region.type.shape[0] == warp_tmem.LANES:
+            return f"{self.operand(region)} + lanes"
+        offset = f"wg * {self._block_stride(region)} + lanes"
+        own = self._declare(("own", offset), lambda name: [f"{name} = cute.arch.make_warp_uniform({offset})"], "own")
         return f"{self.operand(region)} + {own}"
 
     # -- MMAs
