@@ -14,7 +14,7 @@ Before:  %x = "tile.from_shared"(%a)    %y = "tile.from_shared"(%b)
 After:   %c = "tile.mma"(%a, %b) {transpose_b = true}
          %p = "tile.map"(%c) ({ arith.select(row == column, %x, 0) })              %s = "tile.reduce"(%p) {kind = "sum"}
 
-Run before tile-pipeline, and before tile-accumulate-in-tmem where MMAs sum in tensor memory.
+Run before tile-pipeline; behind tile-split-2cta, as nothing here is common to two CTAs; before tile-accumulate-in-tmem.
 """
 
 from .. import targets

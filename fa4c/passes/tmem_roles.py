@@ -17,7 +17,7 @@ from . import corrections, fragments, handoffs, tmem_tiles
 from .register_pressure import MAP_COLUMNS
 from .role_ops import RULES, Role, i64, index_constant, is_load, is_row, is_staged, location_of, operations_within
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
-from .warp_specialize import _at_launch, _Kernel
+from .warp_specialize import _Kernel, at_launch
 
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
@@ -130,11 +130,14 @@ class TmemKernel(_Kernel):
         if corrects or self._reduces():  # with 80 beside a role that adds, ptxas puts what all roles know on the stack; with 48 it does not
             return share, issue
         threads = self._threads()
-        return share, min(threads // 128 * _at_launch(self.target, threads) - share * self.warpgroups, _MOST_ISSUE_REGISTERS)
+        launched = at_launch(self.target, threads)
+        if launched >= share:  # one compute warpgroup: nothing to give away, and a CTA takes what ptxas needs
+            return launched, launched
+        return share, min(threads // 128 * launched - share * self.warpgroups, _MOST_ISSUE_REGISTERS)
 
     def _emit_roles(self) -> None:
         memory = warp_tmem.TmemAllocOp(
-            columns=i64(self.target.tmem_columns), word=i64(_WORD), warp=i64(1), ctas=self.pair(),
+            columns=i64(self._columns()), word=i64(_WORD), warp=i64(1), ctas=self.pair(),
             out=ir.Type.parse("!warp.tensor_memory"),
         ).out  # fmt: skip
         handles = {}  # column and type -> region
@@ -163,6 +166,13 @@ class TmemKernel(_Kernel):
         if self._reduces():
             self._tmem_role(REDUCE, last, 4, _REDUCE_REGISTERS, _TmemRole)
         warp_tmem.TmemFreeOp(memory=memory)
+
+    def _columns(self) -> int:
+        """What to allocate: a power of two from 32 on (PTX ISA, tcgen05.alloc). CTAs that leave columns to others may share an SM."""
+        tiles = tmem_tiles.find(self.kernel)
+        blocks = max(tmem_tiles.block_of(t.kind) for t in tiles)
+        last = max(column_of(t.kind) + t.words for t in tiles)
+        return blocks * max(32, 1 << (last - 1).bit_length())
 
     def pair(self):
         """The attribute `ctas` of what pairs of CTAs do together; absent where there are none."""

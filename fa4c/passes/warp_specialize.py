@@ -262,7 +262,7 @@ class _OneRole(_Kernel):
 
     def _budgets(self) -> tuple[int, int]:
         """All that there is at launch: nobody gives registers away."""
-        return _at_launch(self.target, self._threads()), 0
+        return at_launch(self.target, self._threads()), 0
 
     def _emit_roles(self) -> None:
         self._role("all", 0, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_any)
@@ -280,14 +280,14 @@ def _register_budgets(target, warpgroups: int, multiplies: bool) -> tuple[int, i
     what it needs, and several of them on an SM hide each other's latency. So do those of a kernel with one compute warpgroup, which has
     as many at launch as one thread may have.
     """
-    at_launch = _at_launch(target, 128 * (1 + warpgroups))
+    launched = at_launch(target, 128 * (1 + warpgroups))
     per_warpgroup = target.registers // 128
     load = 24 if warpgroups < 3 else 32  # what CUTLASS-style producers need; with 3 x 160 + 32 = 512 nothing is left over
     share = min((per_warpgroup - load) // warpgroups // target.register_step * target.register_step, 240)
-    return (share, load) if multiplies and share > at_launch else (at_launch, at_launch)
+    return (share, load) if multiplies and share > launched else (launched, launched)
 
 
-def _at_launch(target, threads: int) -> int:
+def at_launch(target, threads: int) -> int:
     """Registers of a thread where nothing is given away."""
     step = target.register_step
     return min(target.registers // threads // step * step, target.max_registers_per_thread // step * step)

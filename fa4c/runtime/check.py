@@ -8,8 +8,9 @@ For each output and each norm (largest absolute value, Frobenius) apart:
 log-sum-exp instead keeps |err| <= 1e-4 + 1e-6 |ref| for every element. Infinities must sit where the reference has them; NaN never.
 
 Gradients are compared with torch.autograd over the forward, in float64 and in the kernel's dtype. Some are differences that cancel (dQ with
-one key is P (dP - delta) = 0, of two sums in f32), so `a` is at least what f32 leaves of them: eps(f32) sqrt(d) times the largest factors
-(dO, V, K and the scale for dQ) for each element.
+one key is P (dP - delta) = 0), so max|ref| counts as at least what one f32 sum leaves of them: eps(f32) sqrt(d) times the largest factors
+(dO, V, K and the scale for dQ). A row also says what the limit is where that floor stands beside `2 eps max|ref|`, not in it: what a kernel
+whose terms are rounded like f32 sums may leave (docs/backward.md, "How it is checked").
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from .torch_types import TORCH
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: `err` must not exceed `limit`. `note` says what else is wrong (NaN, infinities). `cancelled` is the part of `limit`
-    that f32 arithmetic may leave of terms that cancel, where that is more than what the reference's size gives; else 0."""
+    """One comparison: `err` must not exceed `limit`. `note` says what else is wrong (NaN, infinities). `with_f32` is the limit where f32
+    arithmetic may leave of terms that cancel what one sum does, if that is more than `limit`; else 0."""
 
     tensor: str
     norm: str
@@ -34,7 +35,7 @@ class Row:
     limit: float
     ok: bool
     note: str = ""
-    cancelled: float = 0.0
+    with_f32: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -148,15 +149,15 @@ def lse_values(semantics: dict) -> set[str]:
 
 
 def compare_tensor(name: str, got, exact, eager, eps: float, least: float = 0.0) -> list[Row]:
-    """The rows 'max' and 'frobenius' of one tensor; `least`: what an element's `a` is at least."""
+    """The rows 'max' and 'frobenius' of one tensor; `least`: what an element of the reference counts as at least."""
     count = max(got.numel(), 1)
     note, got, exact, eager = _finite_parts(name, got, exact, eager)
     rows = []
     for norm, size, share, elements in (("max", _max, 2 * eps, 1), ("frobenius", torch.linalg.vector_norm, eps / 4, count)):
-        err = float(size(got - exact))
-        a, left = share * float(size(exact)), least * elements**0.5
-        limit = 2 * float(size(eager - exact)) + max(a, left)
-        rows.append(Row(name, norm, err, limit, not note and err <= limit, note, left if left > a else 0.0))
+        err, floor = float(size(got - exact)), least * elements**0.5
+        twice_eager, a = 2 * float(size(eager - exact)), share * max(float(size(exact)), floor)
+        limit = twice_eager + a
+        rows.append(Row(name, norm, err, limit, not note and err <= limit, note, twice_eager + floor if floor > a else 0.0))
     return rows
 
 

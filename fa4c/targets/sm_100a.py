@@ -9,7 +9,8 @@ TARGET = Target(
     status="ready",
     compute_capability=(10, 0),
     passes=("tile-exp-emulation", "tile-conditional-rescale", "tile-split-2cta", "tile-insert-dsmem-exchange", "tile-pipeline",
-            "tile-alias-tmem", "tile-l2-hints", "tile-multicast", "tile-lpt-grid", "tile-persistent", "tile-deterministic-reduction"),
+            "tile-alias-tmem", "tile-l2-hints", "tile-multicast", "tile-lpt-grid", "tile-persistent", "tile-deterministic-reduction",
+            "tile-row-sum-by-mma"),
     smem_bytes=232448,  # B 1.1
     registers=65536,  # B 1.1
     max_registers_per_thread=255,

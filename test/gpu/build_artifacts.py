@@ -2,10 +2,12 @@
 """Compile what `run_gpu.py` runs: each example in both dtypes, and causal, full and softcap for all head dims. Needs no GPU.
 
     build_artifacts.py DIR [--target sm_90a] [--only causal] [--jobs 2] [--core] [--direction both] [--deterministic] [--of o,lse]
+    build_artifacts.py DIR --suite --jobs 16                      all that the record of the backward suite is made of
 
 `--core`: only causal and full in bf16, whose speed `run_gpu.py --time` measures. `--direction both`: what is run backward; `bwd` builds
 faster and leaves out what goes through autograd. `--deterministic`: with sums in a fixed order (`NAME-det`), in bf16.
-`--of o,lse`: with a gradient that arrives through LSE too (`NAME-lse`).
+`--of o,lse`: with a gradient that arrives through LSE too (`NAME-lse`). `--suite`: of direction both, plain in both dtypes, in a fixed
+order, odd head dims in both ways, and through LSE.
 """
 
 from __future__ import annotations
@@ -33,6 +35,15 @@ def plan(core: bool, deterministic: bool = False) -> list[tuple[str, str, tuple[
         return list(dict.fromkeys(every))
     every += [("causal", "bf16", dims) for dims in ODD_HEAD_DIMS] + [("softcap", "bf16", (64, 64))]
     return list(dict.fromkeys(every))
+
+
+def suite() -> list[tuple[str, str, tuple[int, int], tuple]]:
+    """(example, dtype, head dims, how) of each artifact of the backward suite, those that take longest to compile first."""
+    plain, fixed, lse = ("both", False, ""), ("both", True, ""), ("both", False, "o,lse")
+    found = [(*p, plain) for p in plan(False)] + [(*p, fixed) for p in plan(False, True)]
+    found += [("causal", "bf16", dims, fixed) for dims in ODD_HEAD_DIMS]
+    found += [(name, "bf16", (128, 128), lse) for name in ("causal", "full", "softcap")]
+    return sorted(dict.fromkeys(found), key=lambda p: -sum(p[2]))
 
 
 def name_of(example: str, dtype: str, dims: tuple[int, int], direction: str = "fwd", deterministic: bool = False, of: str = "") -> str:
@@ -71,18 +82,20 @@ def main() -> int:
     ap.add_argument("--direction", choices=("fwd", "bwd", "both"), default="fwd")
     ap.add_argument("--deterministic", action="store_true")
     ap.add_argument("--of", default="", help="comma-separated results that have a gradient")
+    ap.add_argument("--suite", action="store_true", help="what the record of the backward suite is made of")
     args = ap.parse_args()
     pathlib.Path(args.folder).mkdir(parents=True, exist_ok=True)
     how = args.direction, args.deterministic, args.of
     parts = args.only.split(",")
-    wanted = [p for p in plan(args.core, args.deterministic) if any(part in name_of(*p, *how) for part in parts)]
+    everything = suite() if args.suite else [(*p, how) for p in plan(args.core, args.deterministic)]
+    wanted = {p: name for p in everything if any(part in (name := name_of(*p[:3], *p[3])) for part in parts)}
     start, failed = time.time(), 0
     with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
-        jobs = {pool.submit(build, args.folder, args.target, how, *p): p for p in wanted}
+        jobs = {pool.submit(build, args.folder, args.target, p[3], *p[:3]): name for p, name in wanted.items()}
         for job in concurrent.futures.as_completed(jobs):
             problem = job.result()
             failed += problem is not None
-            print(f"{name_of(*jobs[job], *how):40s} {'ok' if problem is None else problem}", file=sys.stderr, flush=True)
+            print(f"{jobs[job]:40s} {'ok' if problem is None else problem}", file=sys.stderr, flush=True)
     print(f"{len(wanted) - failed} of {len(wanted)} built in {time.time() - start:.0f} s", file=sys.stderr)
     return 1 if failed else 0
 
