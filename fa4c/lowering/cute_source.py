@@ -249,7 +249,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
             else:
                 self.top(f"wg = warp // 4 - {first // 4}")
                 self.top("t = tid % 128")
-                for line in self.layout.header(first):
+                for line in self.layout.header(first, count):
                     self.top(line)
                 self._role_body(body)
         self.role = None

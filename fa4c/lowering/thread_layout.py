@@ -16,8 +16,8 @@ class Quads:
     rows: int = 64  # of a warpgroup
     neighbours: bool = False  # whether elements r and r + 1 of a row, r even, lie in registers r and r + 1 for all tiles
 
-    def header(self, first_warp: int) -> list[str]:
-        """Where a thread of a role that begins at that warp stands."""
+    def header(self, first_warp: int, warps: int) -> list[str]:
+        """Where a thread of a role of these warps stands."""
         return ["row0 = wg * 64 + t // 32 * 16 + t % 32 // 4", "col0 = t % 4 * 2"]
 
     def elements(self, kind, warpgroups: int) -> int:
@@ -48,8 +48,9 @@ class Lanes:
     rows: int = 128
     neighbours: bool = True
 
-    def header(self, first_warp: int) -> list[str]:
-        return [f"row0 = tid - {32 * first_warp}", "lanes = warp % 4 << 21  # this warp's quarter of tensor memory's lanes"]
+    def header(self, first_warp: int, warps: int) -> list[str]:
+        row0 = "t" if warps == 4 else f"tid - {32 * first_warp}"
+        return [f"row0 = {row0}", "lanes = warp % 4 << 21  # this warp's quarter of tensor memory's lanes"]
 
     def elements(self, kind, warpgroups: int) -> int:
         return 1 if kind.rank == 1 else kind.shape[1]
