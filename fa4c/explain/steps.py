@@ -98,7 +98,7 @@ def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
     """What `tile-pipeline` wrote, in the order of a step; the clocks between iterations that its model gives for that, or for the order of
     the text; and those of copies that are waited for one by one.
     """
-    graph_of = loop_graph.build(loop, target)
+    graph_of = loop_graph.build(loop, target).with_reuse()
     order = sorted(range(len(graph_of.ops)), key=lambda i: graph_of.ops[i].order.value if graph_of.ops[i].order is not None else i)
     rows = []
     for i in order:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
@@ -74,6 +74,16 @@ class LoopGraph:
         """For two places to share columns: b of each iteration comes between a of `behind` iterations later and the a that follows."""
         edges = [self._freed(user, b.writer, -behind) for user in a.users] + [self._freed(user, a.writer, 1 + behind) for user in b.users]
         return [e for e in edges if e.src != e.dst]
+
+    def with_reuse(self) -> LoopGraph:
+        """With the waits that `after` declares, for columns that an operation overwrites; for loops whose schedule stands already."""
+        of_order = {op.order.value: i for i, op in enumerate(self.ops) if op.order is not None}
+        edges = []
+        for writer, op in enumerate(self.ops):
+            numbers = list(op.after) if getattr(op, "after", None) is not None else []
+            edges += [self._freed(of_order[order], writer, distance) for order, distance in zip(numbers[::2], numbers[1::2], strict=True)
+                      if order in of_order]
+        return replace(self, graph=replace(self.graph, edges=(*self.graph.edges, *(e for e in edges if e.src != e.dst))))
 
     def _freed(self, user: int, writer: int, distance: int) -> Edge:
         return _before(self.ops, self.costs, self.in_order, user, writer, distance, "it overwrites columns that {src} uses")

@@ -154,14 +154,6 @@ def test_its_clocks_are_those_of_the_model():
     assert counts["smem_written"] / steps / 128 == 256 + 384 + results
 
 
-def test_forward_of_head_dim_256():
-    """Alone a CTA has blocks of 80 keys there, which have no halves; in pairs 128 fit."""
-    made = compiled.loaded("causal.mlir", **PAIRS | {"head_dim": (256, 256), "overrides": WIDE["overrides"][1:]})
-    given = make_inputs(made.semantics, dict(b=1, hq=1, hkv=1, m=150, n=290), 0)
-    rows = check.check(made.semantics, given, emulated.run(made, given, ("o", "lse"), schedule="random", schedule_seed=7))
-    assert all(row.ok for row in rows), rows
-
-
 WARP = compiled.compile_text((compiled.EXAMPLES / GEMM).read_text(), GEMM, emit="warp", locations=False, **PAIRS)
 
 
