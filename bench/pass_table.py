@@ -2,6 +2,7 @@
 
     python bench/pass_table.py --jobs 8        prints the table of docs/passes.md; half an hour of CPU time
     python bench/pass_table.py --write         and puts it there
+    python bench/pass_table.py --outcomes FILE goes on with what the file of an interrupted run of the same commit lacks
     python bench/pass_table.py --only sm_90a:fwd --write       other rows stay
     python bench/pass_table.py --text          only what the passes say of themselves
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import multiprocessing
 import pathlib
 import sys
@@ -207,13 +209,33 @@ HEADS = ("| target | direction | without | | counts that move, whole pipeline ->
          "| target | direction | with | | counts that move, default -> with |")
 
 
-def table(only: str = "", before: str = "", jobs: int = 1) -> tuple[str, list[str]]:
+def outcomes(todo: list[Case], jobs: int, kept_in: pathlib.Path | None) -> dict[Case, tuple[str, dict]]:
+    """Of all cases; `kept_in` has a line for each that is done."""
+    done = {}
+    if kept_in is not None and kept_in.exists():
+        done = dict(json.loads(line) for line in kept_in.read_text(encoding="utf-8").splitlines())
+    missing = [case for case in todo if str(case) not in done]
+    missing.sort(key=lambda case: case.direction)  # backwards, which take longest, first
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for case, found in pool.imap_unordered(_named, missing):
+            done[str(case)] = found
+            what = case.without or case.overrides or case.variant
+            print(f"{case.target} {case.direction} {what}: {found[0]}", file=sys.stderr, flush=True)
+            if kept_in is not None:
+                with kept_in.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([str(case), found]) + "\n")
+    return {case: tuple(done[str(case)]) for case in todo}
+
+
+def _named(case: Case) -> tuple[Case, tuple[str, dict]]:
+    return case, outcome(case)
+
+
+def table(only: str = "", before: str = "", jobs: int = 1, kept_in: pathlib.Path | None = None) -> tuple[str, list[str]]:
     """The two tables; rows that `only` leaves out are those of the text `before`."""
     kept = [part.splitlines() for part in before.split(HEADS[1])] if HEADS[1] in before else [[], []]
     wanted = [key for key in PIPELINES if only in ("", ":".join(key))]
-    todo = [case for key in wanted for case in cases(*key)]
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        found = dict(zip(todo, pool.imap(outcome, todo, chunksize=1), strict=True))
+    found = outcomes([case for key in wanted for case in cases(*key)], jobs, kept_in)
     tables: list[list[str]] = [[], []]
     wrong = []
     for target, direction in PIPELINES:
@@ -254,13 +276,14 @@ def main() -> int:
     parser.add_argument("--text", action="store_true", help="put what the passes say of themselves into docs/passes.md; runs nothing")
     parser.add_argument("--only", default="", metavar="TARGET:DIRECTION")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--outcomes", type=pathlib.Path, metavar="FILE", help="keeps what is done, a line a case")
     args = parser.parse_args()
     if args.text:
         DOC.write_text(described(DOC.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
     head, _, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
     before, _, rest = rest.partition(END)
-    text, wrong = table(args.only, before, args.jobs)
+    text, wrong = table(args.only, before, args.jobs, args.outcomes)
     if args.write:
         DOC.write_text(head + BEGIN + text + END + rest, encoding="utf-8")
     else:
