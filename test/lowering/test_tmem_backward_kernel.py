@@ -3,6 +3,9 @@ orders of additions: test_matrix.py.
 """
 
 import functools
+import importlib.util
+import json
+import pathlib
 import re
 
 import compiled
@@ -18,7 +21,7 @@ from fa4c.passes import tmem_tiles
 from fa4c.runtime import emulated
 from fa4c.runtime.inputs import make_inputs
 
-TARGET = "sm_100a"
+TARGET, ROOT = "sm_100a", pathlib.Path(__file__).resolve().parents[2]
 FULL, CAUSAL, GQA = ("full.mlir", 128), ("causal.mlir", 64), ("gqa.mlir", 96)
 
 
@@ -161,12 +164,32 @@ def test_nothing_lies_on_the_stack(path, d):
     assert [kernel_checks.stack_and_local_bytes(data) for name, data in members.items() if name.endswith(".cubin")] == [[]] * 3
 
 
-def test_counts_of_one_tile_are_those_of_the_sheet():
-    """128 keys x 128 queries at head dim 128, by the difference of a block more: clocks at the rates of the target."""
+@functools.cache
+def counted() -> list[dict]:
+    """Counters of the kernel of five GEMMs, 128 keys at head dim 128, for one block of queries and for two."""
     totals = []
     for m in (128, 256):
         _, inputs, more = given(*FULL, dict(b=1, hq=1, hkv=1, m=m, n=128))
         totals.append(emulated.run_reported(built(*FULL), {**inputs, **more}, ["dq", "dk", "dv"], hazards=False)[1][1].counters["total"])
+    return totals
+
+
+def test_a_tile_takes_no_more_of_anything_than_flash_attn_4s():
+    """Its counts: bench/results, as bench/side_by_side found them in the same emulator."""
+    spec = importlib.util.spec_from_file_location("side_by_side", ROOT / "bench" / "side_by_side" / "side_by_side.py")
+    side_by_side = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(side_by_side)
+    record = json.loads((ROOT / "bench" / "results" / "2026-11-30_emulator_side_by_side.json").read_text())
+    case = next(c for c in record["cases"] if c["direction"] == "bwd" and c["head_dim"] == [128, 128] and not c["fa4c"])
+    assert not case["fa4c_higher_in"]
+    small, large = counted()
+    ours, theirs = side_by_side.per_tile([small], [large], 1), case["per_tile"]["flash-attn-4"]
+    assert {name: (n, theirs[name]) for name, n in ours.items() if n > theirs[name]} == {}
+
+
+def test_counts_of_one_tile_are_those_of_the_sheet():
+    """128 keys x 128 queries at head dim 128, by the difference of a block more: clocks at the rates of the target."""
+    totals = counted()
     one = {name: totals[1][name] - totals[0].get(name, 0) for name in totals[1]}
     target = targets.get(TARGET)
     tile, width = 128 * 128 * 4, target.smem_bytes_per_clk
