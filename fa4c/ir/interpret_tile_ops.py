@@ -112,7 +112,7 @@ def _store(op, mode):
 
     def compute(operands, outer):
         tile, target, *coords = operands
-        write_box(target, coords, dims, tile)
+        write_box(target, coords, dims, tile if target.ndim else tile[0])
         return []
 
     return compute

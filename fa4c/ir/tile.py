@@ -386,7 +386,8 @@ class ToSharedOp(Scheduled, name="to_shared"):
 class StoreOp(Scheduled, name="store"):
     """Write a tile to a box of `target` at `coords`; what lies out of bounds is dropped.
 
-    From shared memory asynchronously, two dimensions; from registers directly, one value a row.
+    From shared memory asynchronously, two dimensions; from registers directly, one value a row. Of a row vector, a tensor without
+    dimensions takes the first row.
     """
 
     tile: ext.Operand[Any]
@@ -405,6 +406,8 @@ class StoreOp(Scheduled, name="store"):
                 why="2-D tiles are stored from shared memory, row vectors from registers",
                 fix='put it there first: "tile.to_shared"' if rank == 1 else "",
             )
+        if rank == 1 and not self.target.type.rank and not len(self.dims):
+            return check_coords(self, self.target.type) and check_element(self, self.target.type, self.tile.type)
         return check_box(self, self.target.type, self.tile.type)
 
 

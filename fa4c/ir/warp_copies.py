@@ -193,7 +193,10 @@ class StoreWaitOp(Operation, name="store_wait"):
 
 
 class StoreRowsOp(Operation, name="store_rows"):
-    """target[coords + row] = source[row], one lane of each quad; rows out of bounds are dropped. Nothing, if the tensor is absent."""
+    """target[coords + row] = source[row], one lane of each quad; rows out of bounds are dropped. Nothing, if the tensor is absent.
+
+    A target without dimensions takes row 0.
+    """
 
     source: ext.Operand[Any]
     target: ext.Operand[Any]

@@ -172,7 +172,7 @@ def _require_fixed_order(module) -> None:
             found[0],
             "adds to what other CTAs add to, in any order",
             why="a deterministic kernel gives the same bits in every run",
-            fix="derive without that gradient (--set attn-derive-backward.wrt=q,k,v), or leave out --deterministic",
+            fix="run tile-deterministic-reduction on it, or leave out --deterministic",
         )
 
 

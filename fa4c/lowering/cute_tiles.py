@@ -241,6 +241,9 @@ class TileRules:
         source = self.operand(op.source)
         coords = [self.operand(c) for c in op.coords]
         self.top(comment(op))
+        if not rank:
+            self.store_first_row(op)
+            return
         with self.unrolled("g", 2) as g:
             row = self.names.fresh("row")
             self.top(f"{row} = {coords[-1]} + row0 + 8 * {g}")
@@ -248,6 +251,11 @@ class TileRules:
             pointer = self.parameter_name[("pointer", target)]
             with self.top.block(f"if (t % 4 == 0) & ({row} < {self._size(target, rank - 1)}) & ({pointer} != 0):"):
                 self.top(f"write_element({dsl_type(target.type.element_type)}, {pointer}, {' + '.join(terms)}, {source}[{g}])")
+
+    def store_first_row(self, op) -> None:
+        pointer = self.parameter_name[("pointer", op.target)]
+        with self.top.block(f"if (row0 == 0) & {'' if self.layout.rows == 128 else '(t % 4 == 0) & '}({pointer} != 0):"):
+            self.top(f"write_element({dsl_type(op.target.type.element_type)}, {pointer}, Int64(0), {self.operand(op.source)}[0])")
 
     def global_add(self, op) -> None:
         self.top(comment(op))

@@ -247,6 +247,9 @@ class TmemRules:
         target, rank = op.target, op.target.type.rank
         coords = [self.operand(c) for c in op.coords]
         self.top(comment(op))
+        if not rank:
+            self.store_first_row(op)
+            return
         row = self.names.fresh("row")
         self.top(f"{row} = {coords[-1]} + row0")
         terms = [f"Int64({c}) * {self.parameter_name[('stride', target, axis)]}" for axis, c in enumerate([*coords[:-1], row])]

@@ -129,7 +129,7 @@ def of_kernel(launch: Launch) -> list[Parameter]:
             strides += [_stride(op.counter, axis, entries[op.counter]) for axis in range(op.counter.type.rank - 1)]
         elif isinstance(op, (tile.LoadElementOp, warp.StoreRowsOp, warp.GlobalAddOp)):
             tensor = op.source if isinstance(op, tile.LoadElementOp) else op.target
-            axes = [tensor.type.rank - 1] if isinstance(op, warp.StoreRowsOp) else range(tensor.type.rank)
+            axes = range(tensor.type.rank)[-1:] if isinstance(op, warp.StoreRowsOp) else range(tensor.type.rank)
             if isinstance(op, warp.GlobalAddOp) and len(op.dims):
                 axes = list(op.dims)
             for axis in axes:

@@ -74,6 +74,8 @@ def _fewest(function, results, target, fuse: bool, ctas: int) -> list[list]:
     divisions += [[group for group in by_dim if group], [[t] for t in scored]]
     further = max(0, _score_halves(function) - _USUAL_HALVES)
     chosen = next((d for d in divisions if all(_fits(group, target, further, ctas) for group in d)), divisions[-1])
+    if not scored:
+        return [rest]
     chosen[0] = chosen[0] + rest
     return chosen
 

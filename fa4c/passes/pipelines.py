@@ -37,7 +37,7 @@ SM90A_BACKWARD = {
     "warp": "warp-insert-barriers,warp-check",
 }
 
-# Where CTAs add to one dQ they take turns. Gradients of tensors that all CTAs share are refused (`lowering/compile.py`).
+# Where CTAs add to one dQ they take turns; sums of all of them to one number are stored and added up by kernels behind.
 SM90A_BACKWARD_DETERMINISTIC = {
     **SM90A_BACKWARD,
     "tile": "tile-row-sum-by-mma,tile-deterministic-reduction,tile-pipeline,tile-lpt-grid,tile-persistent",

@@ -4,19 +4,25 @@ CTAs add to one place in the order in which they get there, and sums of floats d
 counter; a CTA waits until as many have added as come before it, adds, and counts. Which come before it follows from the bounds of its
 loop: block i is added to by the CTAs x with lo(x) <= i < hi(x).
 
-- Bounds that do not depend on x: ascending x. Turn x is x.
-- Bounds of which the arithmetic says that they never fall with x: from the diagonal outwards, descending x, as the CTA with the largest x
-  gets to block i first. Its turn is last(i) - x, with last(i) the largest x with lo(x) <= i. The grid is reversed, so that larger x have
-  smaller numbers.
-- Others: ascending x, and each CTA also counts for the blocks that it does not add to, before its loop and behind it.
+- Bounds that do not depend on x: ascending x. Turn x is x: CTA x follows CTA x - 1 one block behind.
+- Bounds of which the arithmetic says that they never fall with x, by two blocks or more for each x: ascending x too, and the loop is walked
+  backwards. Under a causal mask all CTAs start at the last block, one behind the other, and end at their diagonals; the longest start
+  first. Those that start where they end start one behind the other as well: CTA x ends two blocks before CTA x - 1, and a hop takes one.
+  The turn is x - first(i), with first(i) the smallest x with i < hi(x). Where all end at one block, a loop around it, over the heads that
+  share the CTA's keys, becomes the inner one: else CTA x, which has fewer blocks, would wait for CTA x - 1 at each head. Where they do not
+  (a window), trips differ little, and head by head a block's sum stays in L2 until the next CTA adds.
+- The same by less than two blocks (blocks are as wide as the CTA's rows): the CTAs of a wave would start together, and wait for each other.
+  From the diagonal outwards instead, descending x, as the CTA with the largest x gets to block i first: its turn is last(i) - x, with
+  last(i) the largest x with lo(x) <= i. The grid is reversed, so that larger x have smaller numbers. Nobody waits; the longest start last.
+- Others: turn x is x, and each CTA also counts for the blocks that it does not add to, before its loop and behind it.
 
-Nobody waits forever, however few CTAs run at once: a CTA only waits for CTAs of smaller number, which start first.
+Nobody waits forever, however few CTAs run at once: a CTA only waits for CTAs of smaller number, which start first. Sums of all rows to one
+element take no turns: `fixed_order_sums.py` stores them and adds them up.
 
 Before:  "tile.global_add"(%x, %dq, %b, %row, %h, %c0)
 After:   "tile.wait_count"(%counter, %turn, %b, %row, %h);  "tile.global_add"(...);  "tile.add_count"(%counter, %b, %row, %h)
 
-Runs before tile-pipeline and whatever changes the grid. Source: the deterministic backward
-of FlashAttention (dQ semaphores; Dao 2023), order from the diagonal outwards as in its causal schedule.
+Runs before tile-pipeline and whatever changes the grid. Source: the deterministic backward of FlashAttention (dQ semaphores; Dao 2023).
 """
 
 from __future__ import annotations
@@ -29,8 +35,11 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
 from ..ir.tile import space_of
 from ._tile_map import operations_in
+from .fixed_order_sums import add_up_behind
+from .loop_nest import can_swap, constant, depends, swap, walk_backwards
 from .op_costs import warpgroups
 from .registry import register_pass
+from .workspaces import add_workspace, entry_of, host_of, tensor_argument
 
 
 @register_pass("tile-deterministic-reduction")
@@ -42,22 +51,23 @@ def tile_deterministic_reduction(module: ir.Module) -> None:
         if not adds or any(isinstance(op, tile.WaitCountOp) for op in operations_in(kernel)):
             continue
         launches = [op for op in operations_in(module) if isinstance(op, tile.LaunchOp) and op.kernel.value == kernel.sym_name.value]
+        totals, adds = [add for add in adds if add.x.type.rank == 1], [add for add in adds if add.x.type.rank == 2]
+        for total in totals:
+            add_up_behind(total, kernel, launches)
         ranges = [_range_of(add, kernel) for add in adds]
-        backwards = [r.moves and r.known for r in ranges]
-        anyhow = [r.moves and not r.known for r in ranges]
-        if len(set(backwards)) > 1:
-            raise op_diagnostic(adds[backwards.index(not backwards[0])], "needs another order of the grid than the kernel's first addition",
+        descending = [r.order == _DESCENDING for r in ranges]
+        if len(set(descending)) > 1:
+            raise op_diagnostic(adds[descending.index(not descending[0])], "needs another order of the grid than the first addition",
                                 why="a grid runs one way", fix="split the kernel: attn-split-backward")
         count = _Arguments(kernel, launches)
-        last = count.last_block(ranges[0].place)
-        if backwards[0]:
-            _reverse(ranges[0].place, last)
-        for add, found, unknown in zip(adds, ranges, anyhow, strict=True):
+        last = count.last_block(ranges[0].place) if any(descending) else None
+        for add, found in zip(adds, ranges, strict=True):
             counters = warpgroups(add, target) if space_of(add.x.type) == "reg" else 1  # one warp adds what lies in shared memory
             counter = count.counter(add, counters)
-            if unknown:
+            if found.order == _ANYHOW:
                 _count_the_rest(add, found, counter)
             _order(add, found, counter, last)
+        _turn(ranges, last)
 
 
 @dataclass
@@ -65,41 +75,42 @@ class _Range:
     """Block `number` of the target's rows is added to by the CTAs x with lower(x) <= number < upper(x)."""
 
     place: object  # tile.program_id
-    loop: object
+    loop: object  # the scf.for over blocks
     number: object
     lower: object
     upper: object
 
     @property
-    def moves(self) -> bool:
-        """Whether the bounds depend on x."""
-        return _depends(self.lower, self.place.x) or _depends(self.upper, self.place.x)
+    def order(self) -> str:
+        """How turns go; see above."""
+        x = self.place.x
+        moving = [bound for bound in (self.lower, self.upper) if depends(bound, x)]
+        if not moving:
+            return _ASCENDING
+        if not all(_never_falls(bound, x) for bound in moving):
+            return _ANYHOW
+        return _BACKWARDS if all(_slope(bound, x) >= 2 for bound in moving) else _DESCENDING
 
-    @property
-    def known(self) -> bool:
-        """Whether both are known not to fall as x grows."""
-        return all(not _depends(bound, self.place.x) or _never_falls(bound, self.place.x) for bound in (self.lower, self.upper))
+
+_ASCENDING, _BACKWARDS, _DESCENDING, _ANYHOW = "ascending", "ascending, backwards", "descending", "ascending, and past what is not visited"
 
 
 def _range_of(add, kernel) -> _Range:
     place = next((op for op in operations_in(kernel) if isinstance(op, tile.ProgramIdOp)), None)
-    if add.x.type.rank == 1:
-        raise op_diagnostic(add, "adds all rows to one element", why="only blocks of rows have an order so far",
-                            fix="derive without that gradient (--set attn-derive-backward.wrt=q,k,v), or leave out --deterministic")
     if place is None:
         raise op_diagnostic(add, "is not made for blocks of a grid", why="the kernel does not ask for its place")
     row = list(add.dims)[0]
     number = _factor(add.coords[row])
     loops = _loops_around(add)
     for loop in loops:
-        if not any(_depends(c, loop.regions[0].blocks[0].arguments[0]) for c in add.coords):
+        if not any(depends(c, loop.regions[0].blocks[0].arguments[0]) for c in add.coords):
             raise op_diagnostic(add, "adds to one place in several iterations of a loop",
                                 why="its coordinates do not depend on the loop's index",
                                 fix="sum in registers, and add behind the loop")
     for axis, coord in enumerate(add.coords):
-        if axis != row and _depends(coord, place.x):
+        if axis != row and depends(coord, place.x):
             raise op_diagnostic(add, f"has coordinate {axis} that depends on the CTA's x", why="CTAs of other x add to other places then")
-    loop = next((lp for lp in loops if _depends(number, lp.regions[0].blocks[0].arguments[0])), None)
+    loop = next((lp for lp in loops if depends(number, lp.regions[0].blocks[0].arguments[0])), None)
     if loop is None:
         raise op_diagnostic(add, "does not walk over blocks of rows", why="its row does not depend on a loop's index")
     return _Range(place, loop, number, *_bounds(add, loop, number))
@@ -107,7 +118,7 @@ def _range_of(add, kernel) -> _Range:
 
 def _factor(row):
     """The number of the block: what is multiplied by a constant to give the row."""
-    if _is(row, "arith.muli") and _constant(row.owner.operands[1]) is not None:
+    if _is(row, "arith.muli") and constant(row.owner.operands[1]) is not None:
         return row.owner.operands[0]
     return row
 
@@ -116,10 +127,10 @@ def _bounds(add, loop, number):
     """(first block, end) of the blocks that one CTA's loop walks through, in ascending order."""
     start, end, step = list(loop.operation.operands)[:3]
     index = loop.regions[0].blocks[0].arguments[0]
-    if _constant(step) == 1:
+    if constant(step) == 1:
         if number == index:
             return start, _without_floor(end)
-        if _is(number, "arith.addi") and index in list(number.owner.operands) and _constant(start) == 0:
+        if _is(number, "arith.addi") and index in list(number.owner.operands) and constant(start) == 0:
             first = next((v for v in number.owner.operands if v != index), None)
             length = _without_floor(end)
             if first is not None and _is(length, "arith.subi") and length.owner.operands[1] == first:
@@ -130,23 +141,57 @@ def _bounds(add, loop, number):
 
 def _without_floor(value):
     """v of max(v, 0): a loop does nothing from there on either."""
-    if _is(value, "arith.maxsi") and _constant(value.owner.operands[1]) == 0:
+    if _is(value, "arith.maxsi") and constant(value.owner.operands[1]) == 0:
         return value.owner.operands[0]
     return value
 
 
 def _order(add, found: _Range, counter, last) -> None:
+    x, coords = found.place.x, list(add.coords)[:-1]
     with ir.InsertionPoint(add), add.location:
-        block = _block(found.place, last)
-        if block is None:
-            turn = found.place.x
-        else:
-            known = _depends(found.lower, found.place.x)
-            turn = arith.subi(arith.minsi(last, _largest(found.lower, found.number, found.place.x)) if known else last, block)
-        tile.WaitCountOp(counter=counter, count=turn, coords=list(add.coords)[:-1])
+        turn = x
+        if found.order == _BACKWARDS and depends(found.upper, x):
+            index = ir.IndexType.get()
+            before = _largest(found.upper, found.number, x)  # the last CTA whose blocks end before this one, if there is one
+            turn = arith.subi(x, arith.maxsi(arith.addi(before, arith.constant(index, 1)), arith.constant(index, 0)))
+        elif found.order == _DESCENDING:
+            behind = arith.minsi(last, _largest(found.lower, found.number, x)) if depends(found.lower, x) else last
+            turn = arith.subi(behind, x)
+        tile.WaitCountOp(counter=counter, count=turn, coords=coords)
     block = _block_after(add)
     with block, add.location:
-        tile.AddCountOp(counter=counter, coords=list(add.coords)[:-1])
+        tile.AddCountOp(counter=counter, coords=coords)
+
+
+def _turn(ranges: list, last) -> None:
+    """Turn round the grid, or the loops, each once."""
+    if last is not None:
+        _reverse(ranges[0].place, last)
+    turned = []
+    for found in ranges:
+        if found.order != _BACKWARDS or any(loop.operation == found.loop.operation for loop in turned):
+            continue
+        turned.append(found.loop)
+        walk_backwards(found.loop)
+        around = found.loop.operation.parent
+        if not depends(found.upper, found.place.x) and around.name == "scf.for" and can_swap(around.opview, found.loop):
+            swap(around.opview, found.loop)
+
+
+def _reverse(place, last) -> None:
+    """Block last - x for the CTA of place x: what was computed from x is computed from that."""
+    users = [use.owner for use in place.x.uses]
+    with ir.InsertionPoint(_next(last.owner)), place.location:
+        block = arith.subi(last, place.x)
+    for user in users:
+        for n, operand in enumerate(user.operation.operands):
+            if operand == place.x:
+                user.operation.operands[n] = block
+
+
+def _next(operation):
+    operations = list(operation.parent.regions[0].blocks[0].operations)
+    return operations[next(n for n, op in enumerate(operations) if op.operation == operation) + 1]
 
 
 def _count_the_rest(add, found: _Range, counter) -> None:
@@ -200,27 +245,6 @@ def _block_after(add):
     return ir.InsertionPoint(add.operation.parent.regions[0].blocks[0])
 
 
-def _reverse(place, last) -> None:
-    """Block last - x for the CTA of place x: what was computed from x is computed from that."""
-    users = [use.owner for use in place.x.uses]
-    with ir.InsertionPoint(_next(last.owner)), place.location:
-        block = arith.subi(last, place.x)
-    for user in users:
-        for n, operand in enumerate(user.operation.operands):
-            if operand == place.x:
-                user.operation.operands[n] = block
-
-
-def _block(place, last):
-    """The block that the reversed grid gives this CTA; None if it is not reversed."""
-    return next((use.owner.results[0] for use in place.x.uses if use.owner.name == "arith.subi" and use.owner.operands[0] == last), None)
-
-
-def _next(operation):
-    operations = list(operation.parent.regions[0].blocks[0].operations)
-    return operations[next(n for n, op in enumerate(operations) if op.operation == operation) + 1]
-
-
 # ------------------------------------------------------------------------------------------------------------- solving for x
 
 
@@ -229,22 +253,32 @@ def _never_falls(bound, x) -> bool:
     if bound == x:
         return True
     operation = bound.owner
-    varying = [n for n, v in enumerate(operation.operands) if _depends(v, x)] if not isinstance(operation, ir.Block) else []
+    varying = [n for n, v in enumerate(operation.operands) if depends(v, x)] if not isinstance(operation, ir.Block) else []
     if len(varying) != 1 or operation.name not in _INVERSES:
         return False
     at, other = varying[0], operation.operands[1 - varying[0]]
     in_front = at == 0 or operation.name in ("arith.addi", "arith.muli", "arith.maxsi", "arith.minsi")
-    grows = operation.name not in ("arith.muli", "arith.floordivsi", "arith.ceildivsi") or (_constant(other) or 0) > 0
+    grows = operation.name not in ("arith.muli", "arith.floordivsi", "arith.ceildivsi") or (constant(other) or 0) > 0
     return in_front and grows and _never_falls(operation.operands[at], x)
 
 
+def _slope(bound, x) -> float:
+    """By how much a bound that never falls grows with x, where it grows."""
+    if bound == x:
+        return 1.0
+    operands = list(bound.owner.operands)
+    varying = next(n for n, v in enumerate(operands) if depends(v, x))
+    factor = constant(operands[1 - varying]) or 1
+    slope = _slope(operands[varying], x)
+    return slope * factor if bound.owner.name == "arith.muli" else slope / factor if "div" in bound.owner.name else slope
+
+
 def _largest(bound, y, x):
-    """The largest x with bound(x) <= y, as a value here, for a bound that never falls; -1 where there is none. On a reversed grid x is what
-    was computed from the CTA's place."""
-    if bound == x or (_is(bound, "arith.subi") and bound.owner.operands[1] == x):
+    """The largest x with bound(x) <= y, as a value here, for a bound that never falls; negative where there is none."""
+    if bound == x:
         return y
     operands = list(bound.owner.operands)
-    varying = next(n for n, v in enumerate(operands) if _depends(v, x))
+    varying = next(n for n, v in enumerate(operands) if depends(v, x))
     limit, never = _INVERSES[bound.owner.name](y, operands[1 - varying])
     result = _largest(operands[varying], limit, x)
     return result if never is None else arith.select(never, arith.constant(ir.IndexType.get(), -1), result)
@@ -299,9 +333,8 @@ class _Arguments:
         self.counters: dict = {}
 
     def last_block(self, place):
-        block = self.kernel.body.blocks[0]
-        size = block.add_argument(ir.IndexType.get(), self.kernel.location)
-        for launch in self.launches:
+        size = self.kernel.body.blocks[0].add_argument(ir.IndexType.get(), self.kernel.location)
+        for launch in list(self.launches):
             self._relaunch(launch, list(launch.tensors), [*launch.scalars, launch.grid[0]])
         with ir.InsertionPoint(_next(place.operation)), place.location:
             return arith.subi(size, arith.constant(ir.IndexType.get(), 1))
@@ -315,8 +348,7 @@ class _Arguments:
             for launch in list(self.launches):
                 workspace = self._workspace(launch, launch.tensors[number], counter)
                 self._relaunch(launch, [*launch.tensors, workspace], list(launch.scalars))
-            argument = _tensor_argument(self.kernel.body.blocks[0], counter, self.kernel.location)
-            self.counters[add.target] = argument
+            self.counters[add.target] = tensor_argument(self.kernel, counter)
         return self.counters[add.target]
 
     def _relaunch(self, launch, tensors: list, scalars: list) -> None:
@@ -326,31 +358,10 @@ class _Arguments:
         launch.operation.erase()
 
     def _workspace(self, launch, target, counter):
-        host = launch.operation.parent
-        while host.name != "tile.host":
-            host = host.parent
-        host = host.opview if hasattr(host, "opview") else host
-        arguments = list(host.body.blocks[0].arguments)
-        entry = host.tensors[arguments.index(target)]
-        taken = {e["name"].value for e in host.tensors}
-        base = f"{entry['name'].value}_turns"
-        name = next(n for n in (base, *(f"{base}_{k}" for k in range(2, len(taken) + 3))) if n not in taken)
-        dims = ", ".join(str(dim) for dim in list(entry["dims"])[:-1])
-        text = f'{{name = "{name}", role = "workspace", dims = [{dims}, "warpgroups"], init = "zero", lifetime = "call"}}'
-        host.attributes["tensors"] = ir.ArrayAttr.get([*host.tensors, ir.Attribute.parse(text)])
-        return host.body.blocks[0].add_argument(counter, host.location)
-
-
-def _tensor_argument(block, kind, location):
-    """A new argument behind the tensors; the scalars behind it are made anew, since arguments can only be added at the end."""
-    scalars = [a for a in block.arguments if space_of(a.type) != "gmem"]
-    first = len(block.arguments) - len(scalars)
-    block.add_argument(kind, location)
-    for scalar in scalars:
-        scalar.replace_all_uses_with(block.add_argument(scalar.type, location))
-    for _ in scalars:
-        block.erase_argument(first)
-    return block.arguments[first]
+        host = host_of(launch)
+        entry = entry_of(host, target)
+        dims = [dim.value for dim in list(entry["dims"])[:-1]]
+        return add_workspace(host, f"{entry['name'].value}_turns", [*dims, "warpgroups"], counter, init="zero")
 
 
 def _loops_around(op) -> list:
@@ -362,15 +373,6 @@ def _loops_around(op) -> list:
     return found
 
 
-def _depends(value, on) -> bool:
-    if value == on:
-        return True
-    return not isinstance(value.owner, ir.Block) and any(_depends(operand, on) for operand in value.owner.operands)
-
-
 def _is(value, name: str) -> bool:
     return not isinstance(value.owner, ir.Block) and value.owner.name == name
 
-
-def _constant(value):
-    return value.owner.attributes["value"].value if _is(value, "arith.constant") else None

@@ -25,6 +25,7 @@ from ..ir.mlir import arith, ir, scf
 from . import shared_room
 from ._tile_map import operations_in
 from .registry import register_pass
+from .workspaces import add_workspace, host_of, tensor_argument
 
 
 @register_pass("tile-persistent")
@@ -54,7 +55,7 @@ def _walk_tiles(kernel, place, alike: bool) -> None:
     index = ir.IndexType.get()
     operations = list(block.operations)
     following = operations[next(n for n, op in enumerate(operations) if op.operation == place.operation) + 1 :]
-    queue = None if alike else _queue_argument(block, kernel.location)
+    queue = None if alike else tensor_argument(kernel, _queue_type())
     tiles, ctas, size_x, size_y = (block.add_argument(index, kernel.location) for _ in range(4))
     with ir.InsertionPoint(place), place.location:
         if alike:
@@ -79,33 +80,13 @@ def _walk_tiles(kernel, place, alike: bool) -> None:
     place.operation.erase()
 
 
-def _queue_argument(block, location):
-    """A new argument behind the tensors; the scalars behind it are made anew, since arguments can only be added at the end."""
-    scalars = [a for a in block.arguments if tile.space_of(a.type) != "gmem"]
-    first = len(block.arguments) - len(scalars)
-    block.add_argument(_queue_type(), location)
-    for scalar in scalars:
-        scalar.replace_all_uses_with(block.add_argument(scalar.type, location))
-    for _ in scalars:
-        block.erase_argument(first)
-    return block.arguments[first]
-
-
 def _queue_type():
     return tile.tile_type([2], "i32", "gmem")
 
 
 def _add_queue(launch):
     """A workspace of the host, one a kernel: two counters that start at 0 and are left at 0."""
-    operation = launch.operation
-    while operation.name != "tile.host":  # it may stand in a branch
-        operation = operation.parent
-    host = operation.opview
-    taken = {entry["name"].value for entry in host.tensors}
-    name = next(name for name in ("queue", *(f"queue_{n}" for n in range(2, len(taken) + 3))) if name not in taken)
-    entry = f'{{name = "{name}", role = "workspace", dims = ["counters"], init = "zero", lifetime = "cached"}}'
-    host.attributes["tensors"] = ir.ArrayAttr.get([*host.tensors, ir.Attribute.parse(entry)])
-    return host.body.blocks[0].add_argument(_queue_type(), host.location)
+    return add_workspace(host_of(launch), "queue", ["counters"], _queue_type(), init="zero", lifetime="cached")
 
 
 def _depends_on(value, place) -> bool:

@@ -1,7 +1,6 @@
 """`tile-deterministic-reduction`: the same bits in every run, whatever runs when; nobody waits forever."""
 
 import functools
-import re
 from unittest import mock
 
 import backward_programs
@@ -193,13 +192,46 @@ def test_whose_bounds_are_unknown_counts_for_all_blocks(start):
     assert (results[0] == results[1]).all()
 
 
-def test_the_turn_follows_from_the_bounds():
-    """A loop from block x on (a diagonal): x = last first, so the turn is min(last, block) - x of the reversed grid."""
-    text = chained().replace("scf.for %i = %c0 to %blocks", "%from = arith.addi %x, %c0 : index\n  scf.for %i = %from to %blocks")
-    with new_context():
-        module = parse_module(text, "program.mlir")
-        run_pipeline(module, "tile-deterministic-reduction,cse")
-        out = str(module)
-    last, block = re.search(r"(%\w+) = arith.subi %arg\d+, %\w+ : index\s+(%\w+) = arith.subi \1, %", out).groups()
-    assert re.search(rf"arith.minsi {last}, %\w+ : index", out)
-    assert re.search(rf"arith.subi %\w+, {block} : index\s+\"tile.wait_count\"", out)
+# bounds that never fall with x, by STEP blocks for each x: with 1 the grid is turned round, with 2 the loop is
+BOUNDS = {
+    "from the diagonal on": "%from = arith.muli %x, %step : index\n  %to = arith.addi %blocks, %c0 : index",
+    "a band": "%from = arith.muli %x, %step : index\n  %five = arith.constant 5 : index\n  %wide = arith.addi %from, %five : index\n"
+              "  %to = arith.minsi %wide, %blocks : index",
+    "up to the diagonal": "%one = arith.constant 1 : index\n  %from = arith.constant 0 : index\n  %mine = arith.muli %x, %step : index\n"
+                          "  %next = arith.addi %mine, %one : index\n  %to = arith.minsi %next, %blocks : index",
+}
+
+
+def bounded(bounds: str, heads: bool, step: int = 2) -> str:
+    """As attn-to-tile writes a loop over some of the blocks: block = first + index."""
+    loop = (f"%step = arith.constant {step} : index\n  {BOUNDS[bounds]}\n  %length = arith.subi %to, %from : index\n"
+            "  %trips = arith.maxsi %length, %c0 : index\n")
+    text = chained(heads=heads)
+    text = text.replace("scf.for %i = %c0 to %blocks", f"{loop}  scf.for %walk = %c0 to %trips")
+    return text.replace("%m0 = arith.muli %i, %bm : index", "%i = arith.addi %from, %walk : index\n    %m0 = arith.muli %i, %bm : index")
+
+
+@pytest.mark.parametrize(("heads", "step"), [(False, 1), (False, 2), (True, 2)])
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_turns_follow_from_bounds_that_move(bounds, heads, step):
+    """Values as without an order. CTAs in the order of their numbers never wait; one whose neighbour is missing does."""
+    generator = torch.Generator().manual_seed(3)
+    given = {"q": torch.randn(*((3,) if heads else ()), 500, 128, generator=generator), "k": torch.randn(400, 128, generator=generator)}
+    given = {name: value.to(torch.bfloat16) for name, value in given.items()}
+    text, passes = bounded(bounds, heads, step), "tile-deterministic-reduction,tile-pipeline"
+    want = sums.interpret(text, given, zeroed=("out",))["out"]
+    got = sums.interpret(text, given, zeroed=("out",), mode="storage", passes=passes)["out"]
+    assert np.abs(got - want).max() < 1e-9
+    with pytest.raises(Diagnostic, match="waits for 1, but the counters are 0"):
+        sums.interpret(text, given, zeroed=("out",), passes=passes, ctas=[(1, 0, 0), (2, 0, 0), (3, 0, 0)])
+
+
+def test_a_loop_that_does_more_than_run_another_stays():
+    start = "scf.for %h = %c0 to %hs step %c1 {"
+    tile = '%idle = "tile.splat"() {value = 0.0 : f32} : () -> tensor<64xf32, #tile.reg>'
+    for text, loops in ((bounded("from the diagonal on", True), 3), (bounded("a band", True), 2)):
+        for source, found in ((text, loops), (text.replace(start, f"{start}\n  {tile}"), 2)):
+            with new_context():
+                module = parse_module(source, "program.mlir")
+                run_pipeline(module, "tile-deterministic-reduction")
+                assert str(module).count("scf.for") == found

@@ -135,12 +135,18 @@ BACKWARD = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-ba
             "attn-simplify-mask,attn-to-tile")
 
 
-@pytest.mark.parametrize("mask, in_turn, sections", [("full", "", True), ("full", ",tile-deterministic-reduction", True),
-                                                     ("causal", "", True), ("causal", ",tile-deterministic-reduction", False)])
-def test_loops_that_add_run_through_heads(mask, in_turn, sections):
-    """Of as many trips for all x: in sections, x ascending, dQ counted in what L2 should hold. Uneven ones that wait stay as they are."""
+IN_TURN = ",tile-deterministic-reduction"
+
+
+@pytest.mark.parametrize("mask, head_dim, in_turn, sections", [
+    ("full", 128, "", True), ("full", 128, IN_TURN, True), ("causal", 128, "", True), ("causal", 128, IN_TURN, True),
+    ("causal", 64, IN_TURN, False),
+])  # fmt: skip
+def test_loops_that_add_run_through_heads(mask, head_dim, in_turn, sections):
+    """Of as many trips for all x: in sections, x ascending, dQ counted in what L2 should hold. Uneven ones that wait for smaller x must
+    have the longest first; those from the diagonal outwards, at 64, have not."""
     text = (EXAMPLES / f"{mask}.mlir").read_text()
-    before = programs_print(text, f"{BACKWARD}{in_turn}")
+    before = programs_print(text, f"attn-retype{{head-dim={head_dim}}},{BACKWARD}{in_turn}")
     after = programs_print(before, "tile-lpt-grid")
     assert ("tile.pow2_floor" in after) == sections and (after == before) == (not sections)
     assert programs_print(after, "tile-lpt-grid") == after
