@@ -40,7 +40,7 @@ def inputs(b: int, hq: int, hkv: int, m: int, n: int, *axes: str):
 
     table = torch.randn([{"b": b, "hq": hq, "hkv": hkv}[axis] for axis in axes], generator=generator)
     spread = torch.exp2(torch.randint(-8, 9, (1, m, 1, 1), generator=generator).float())
-    return {"q": normal(m, hq), "k": normal(n, hkv), "v": normal(n, hkv), "do": (normal(m, hq) * spread).bfloat16(),
+    return {"q": normal(m, hq), "k": normal(n, hkv), "v": normal(n, hkv), "o": normal(m, hq), "do": (normal(m, hq) * spread).bfloat16(),
             "lse": torch.randn(b, hq, m, generator=generator) + 5, "table": 0.01 * table}
 
 
@@ -75,11 +75,12 @@ def gradient(target: str, deterministic: bool, axes: tuple, **options) -> np.nda
 
 def test_the_same_bits_under_any_schedule():
     """Six CTAs add to the one number, of operands that differ by 2**16; added up as they come, bits differ between schedules."""
-    runs = [gradient("sm_90a", True, ("hq",), hazards=seed == 0, schedule="random", schedule_seed=seed) for seed in range(4)]
+    runs = [gradient("sm_90a", True, ("hq",), hazards=seed == 0, schedule="random", schedule_seed=seed) for seed in range(3)]
     assert all((run.view(np.uint32) == runs[0].view(np.uint32)).all() for run in runs)
-    plain = [gradient("sm_90a", False, ("hq",), hazards=False, schedule="random", schedule_seed=seed) for seed in range(4)]
-    assert any((run.view(np.uint32) != plain[0].view(np.uint32)).any() for run in plain)
-    assert np.abs(runs[0] - plain[0]).max() <= 1e-4 * np.abs(plain[0]).max()
+    plain = gradient("sm_90a", False, ("hq",), hazards=False)
+    others = (gradient("sm_90a", False, ("hq",), hazards=False, schedule="random", schedule_seed=seed) for seed in range(12))
+    assert any((other.view(np.uint32) != plain.view(np.uint32)).any() for other in others)
+    assert np.abs(runs[0] - plain).max() <= 1e-4 * np.abs(plain).max()
 
 
 def test_a_number_without_axes_in_tensor_memory_s_layout():
