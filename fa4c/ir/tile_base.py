@@ -38,7 +38,7 @@ class Scheduled(Operation):
     """An operation that may carry its place in a software pipeline (written by `tile-pipeline`).
 
     `after`, pairs (order, iterations before): operations of its loop that must be done before this one overwrites columns of tensor
-    memory that they use (written by `tile-alias-tmem`).
+    memory that they use (written by `tile-alias-tmem`). One of a later iteration, of an earlier stage, has a number below 0.
     """
 
     _shared_optional = {
@@ -61,7 +61,7 @@ class Scheduled(Operation):
 
     def _check_after(self) -> bool:
         numbers = list(self.after)
-        if len(numbers) % 2 or not all(n >= 0 for n in numbers):
+        if len(numbers) % 2 or not all(order >= 0 for order in numbers[::2]):
             return op_error(self, f"has after = {numbers}", why="it is pairs of an order and a number of iterations before")
         if not any(space_of(result.type) == "tmem" for result in self.operation.results):
             return op_error(self, "has after, but writes nothing in tensor memory", fix="remove after")

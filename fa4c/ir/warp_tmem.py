@@ -300,15 +300,17 @@ class FetchOp(Operation, name="fetch"):
 
 
 class LinkOp(Operation, name="link"):
-    """One role signals as often as another awaits, for each of `groups` compute warpgroups apart. The first `ahead` awaits do not wait."""
+    """One role signals as often as another awaits, for each of `groups` compute warpgroups apart. The first `ahead` awaits do not wait;
+    with two of them two signals may be on their way.
+    """
 
     groups: ir.IntegerAttr
     ahead: ir.IntegerAttr
     out: ext.Result[LinkType]
 
     def verify_op(self) -> bool:
-        return (self.groups.value in (1, 2) and self.ahead.value in (0, 1)) or op_error(
-            self, f"has groups = {self.groups.value}, ahead = {self.ahead.value}", why="there are 1 or 2 row blocks, and one slot"
+        return (self.groups.value in (1, 2) and self.ahead.value in (0, 1, 2)) or op_error(
+            self, f"has groups = {self.groups.value}, ahead = {self.ahead.value}", why="there are 1 or 2 row blocks, and at most 2 slots"
         )
 
 

@@ -2,8 +2,10 @@
 
 The roles run at their own pace. Two accesses of different roles to the same columns, one of them a write, are in order if the later one's
 role has waited, directly or through others, for something the earlier one's role did after it. A `Link` is one such wait: role `source`
-signals each time it has come past `before`, role `sink` waits each time before `after`; `ahead` waits at the start do not. MMAs of one
-thread are done in the order of issue, so a signal behind one covers all earlier ones.
+signals each time it has come past `before`, role `sink` waits each time before `after`; `ahead` waits at the start do not. With two of
+these a link has two slots. An operation that waits for one of a later iteration, in the same step, has a link `in_step`; what the next
+run of a loop waits for has a link from the loop to itself, where it makes a trip. MMAs of one thread are done in the order of issue, so a
+signal behind one covers all earlier ones.
 
 The program is run symbolically in schedule order, with a clock of what each role knows of the others; each access that nothing orders yet
 adds a link from the latest such access of the other role, until none is left. A link whose signals might overtake their waits gets a link
@@ -23,8 +25,11 @@ from ..ir.diagnostics import op_diagnostic
 from . import tmem_tiles
 from ._tile_map import operations_in
 from .corrections import Box
+from .implied_order import MOST_BEHIND
+from .schedule import body_slots
 
 _MOST_LINKS = 40
+_MOST_SLOTS = MOST_BEHIND  # of a link
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,16 @@ class Link:
     before: object  # operation or loop of the source's program
     after: object  # operation or loop of the sink's
     ahead: int
+    in_step: bool = False  # the sink waits at the place of `after` in those steps in which `before` runs, whether `after` does or not
+
+    @property
+    def slots(self) -> int:
+        return max(1, self.ahead)
+
+    @property
+    def between_runs(self) -> bool:
+        """Of one loop, where it makes a trip."""
+        return self.before == self.after
 
 
 def find(kernel, role_of, boxes=()) -> list[Link]:
@@ -64,7 +79,7 @@ _SCENARIOS = ((2, 4), (2, 0), (0, 4), (2, 1))
 
 def _missing(program: _Program, links: list[Link]) -> Link | None:
     """A link that is needed beside `links`, None if there are enough."""
-    runs = (_Run(program, links).missing(events) for events in program.scenarios)
+    runs = (_Run(program, links).missing(trips, events) for trips, events in program.scenarios)
     return next((link for link in runs if link is not None), None)
 
 
@@ -98,7 +113,7 @@ class _Program:
 
     def __init__(self, kernel, role_of, boxes):
         block = kernel.body.blocks[0]
-        self.scenarios = [list(tmem_tiles.events(block, turns=turns, trips=trips)) for turns, trips in _SCENARIOS]
+        self.scenarios = [(trips, list(tmem_tiles.events(block, turns=turns, trips=trips))) for turns, trips in _SCENARIOS]
         self.of = {**tmem_tiles.tiles_by_value(kernel), **_written_operands(kernel)}
         self.role_of = functools.cache(role_of)
         self.accesses = functools.cache(self._accesses)
@@ -127,13 +142,14 @@ class _Run:
             self.signalled[link.before].append(link)
         self.known: dict = defaultdict(lambda: defaultdict(int))  # role -> role -> events of it that are known to be over
         self.count: dict = defaultdict(int)  # role -> events so far
-        self.instances: dict = defaultdict(int)  # (operation, what) -> so far
+        self.instances: dict = defaultdict(int)  # operation -> so far
         self.signals: dict = defaultdict(list)  # link -> what the source knew
         self.awaited: dict = defaultdict(list)  # link -> the sink's event number of each wait
         self.history: dict = defaultdict(list)  # id of tile -> [_Done] since its last fresh write, and what that had to respect
         self.declared: dict = {}
 
-    def missing(self, events) -> Link | None:
+    def missing(self, trips: int, events) -> Link | None:
+        self.trips = trips
         for op, iteration, what in events:
             found = self._step(op, iteration, what)
             if found is not None:
@@ -141,22 +157,29 @@ class _Run:
         return None
 
     def _step(self, op, iteration: int, what: str) -> Link | None:
-        instance = self.instances[op, what]
-        self.instances[op, what] += 1
-        if what != "leave":
-            for link in self.waits.get(op, ()):
-                self._wait(link, instance)
-        found = self._access(op, iteration, instance) if what == "run" else None
-        if found is None and what != "enter":
-            found = next(filter(None, map(self._signal, self.signalled.get(op, ()))), None)
+        for link in self.waits.get(op, ()) if what != "leave" else ():
+            if self._waits(link, iteration, what):
+                self._wait(link)
+        found = None
+        if what == "run":
+            found = self._access(op, iteration, self.instances[op])
+            self.instances[op] += 1
+        if found is None and what in ("run", "leave"):
+            links = [link for link in self.signalled.get(op, ()) if self.trips or not link.between_runs]
+            found = next(filter(None, map(self._signal, links)), None)
         return found
 
     # -- waits and signals
 
-    def _wait(self, link: Link, instance: int) -> None:
+    def _waits(self, link: Link, iteration: int, what: str) -> bool:
+        if not link.in_step:
+            return what != "skip" and (self.trips > 0 or not link.between_runs)
+        return 0 <= iteration + link.after.stage.value - link.before.stage.value < self.trips
+
+    def _wait(self, link: Link) -> None:
         self._tick(link.sink)
+        signal = len(self.awaited[link]) - link.ahead
         self.awaited[link].append(self.count[link.sink])
-        signal = instance - link.ahead
         if signal < 0:
             return
         if signal >= len(self.signals[link]):
@@ -169,13 +192,14 @@ class _Run:
     def _signal(self, link: Link) -> Link | None:
         self._tick(link.source)
         self.signals[link].append({**self.known[link.source], link.source: self.count[link.source]})
-        number = len(self.signals[link]) - 2 + link.ahead  # the wait that took the signal before this one
+        number = len(self.signals[link]) - 1 - link.slots + link.ahead  # the wait that took the signal whose slot this one takes
         if number < link.ahead:
             return None
         taken = self.awaited[link][number] if number < len(self.awaited[link]) else self.count[link.sink] + 1
         if self.known[link.source][link.sink] >= taken:
             return None
-        return Link(link.sink, link.source, link.after, link.before, 1 - link.ahead)
+        behind = link.after.stage.value - link.before.stage.value if link.in_step else 0
+        return Link(link.sink, link.source, link.after, link.before, link.slots - link.ahead + behind)
 
     def _tick(self, role: str) -> None:
         self.count[role] += 1
@@ -218,6 +242,8 @@ class _Run:
                           if "order" in o.attributes and o.attributes["order"].value == order), None)
             if first is None:
                 raise op_diagnostic(op, f"comes after an operation of order {order}, which its loop has not", fix="remove it from after")
+            if iteration - distance >= self.trips:
+                continue  # there is no such iteration
             if iteration < distance:  # what an earlier run of the loop left there
                 found += [past for t, _, _ in self.program.accesses(op) for o in self.program.sharing(t) for past in self.history[id(o)]]
                 continue
@@ -235,13 +261,29 @@ class _Run:
     def _link(self, past: _Done, role: str, op, instance: int) -> Link:
         """Between the two operations, or the loops around them that stand in one block."""
         before, after = _siblings(past.op, op)
-        if before == past.op and after == op:
-            ahead = instance - past.instance
-        else:
-            ahead = 0 if _comes_before(before, after) else 1
-        if ahead not in (0, 1):
-            raise op_diagnostic(op, f"waits for '{past.op.operation.name}' of {ahead} iterations before", why="links have one slot")
+        if before != past.op or after != op:
+            return Link(past.role, role, before, after, 0 if _comes_before(before, after) else 1)
+        ahead = instance - past.instance
+        distance = _steps_between(before, after)
+        if distance is not None and ahead == -after.stage.value + before.stage.value < 0:
+            return Link(past.role, role, before, after, 0, in_step=True)
+        if distance is not None and ahead > 0 and ahead < distance:  # of an earlier run of the loop
+            loop = _parent(op)
+            return Link(past.role, role, loop, loop, 1)
+        if ahead not in range(_MOST_SLOTS + 1):
+            raise op_diagnostic(op, f"waits for '{past.op.operation.name}' of {ahead} iterations before",
+                                why=f"links have at most {_MOST_SLOTS} slots")
         return Link(past.role, role, before, after, ahead)
+
+
+def _steps_between(before, after) -> int | None:
+    """Of how many iterations before `before` must be to run earlier than `after`, where both are scheduled in one loop."""
+    loop = after.operation.parent
+    places = {slot.op: (slot.stage, n) for n, slot in enumerate(body_slots(loop))} if loop.name == "scf.for" else {}
+    if before not in places or after not in places:
+        return None
+    (stage, place), (other_stage, other_place) = places[before], places[after]
+    return stage - other_stage + (place >= other_place)
 
 
 def _siblings(a, b):

@@ -72,7 +72,7 @@ class LoopGraph:
 
     def turns(self, a: Place, b: Place, behind: int) -> list[Edge]:
         """For two places to share columns: b of each iteration comes between a of `behind` iterations later and the a that follows."""
-        edges = [self._freed(user, b.writer, -behind) for user in a.users] + [self._freed(user, a.writer, 1 + behind) for user in b.users]
+        edges = [self.freed(user, b.writer, -behind) for user in a.users] + [self.freed(user, a.writer, 1 + behind) for user in b.users]
         return [e for e in edges if e.src != e.dst]
 
     def with_reuse(self) -> LoopGraph:
@@ -81,11 +81,11 @@ class LoopGraph:
         edges = []
         for writer, op in enumerate(self.ops):
             numbers = list(op.after) if getattr(op, "after", None) is not None else []
-            edges += [self._freed(of_order[order], writer, distance) for order, distance in zip(numbers[::2], numbers[1::2], strict=True)
+            edges += [self.freed(of_order[order], writer, distance) for order, distance in zip(numbers[::2], numbers[1::2], strict=True)
                       if order in of_order]
         return replace(self, graph=replace(self.graph, edges=(*self.graph.edges, *(e for e in edges if e.src != e.dst))))
 
-    def _freed(self, user: int, writer: int, distance: int) -> Edge:
+    def freed(self, user: int, writer: int, distance: int) -> Edge:
         return _before(self.ops, self.costs, self.in_order, user, writer, distance, "it overwrites columns that {src} uses")
 
     def name(self, i: int) -> str:

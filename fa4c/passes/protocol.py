@@ -197,7 +197,8 @@ class _Machine(SharedRules, TmemRules):
     def state(self, agent, op) -> None:
         group = agent.group if op.group is None and op.pipe.owner.opview.groups.value > 1 else op.group.value if op.group is not None else 0
         producer = op.phase.value == 1
-        agent.places[op.out] = Place(op.pipe, 0, op.phase.value, producer, group, agent.cta, seen=-1 if producer else 0)
+        seen = {} if producer else dict.fromkeys(range(op.pipe.owner.opview.stages.value), 0)
+        agent.places[op.out] = Place(op.pipe, 0, op.phase.value, producer, group, agent.cta, seen)
 
     def acquire(self, agent, op):
         place = agent.places[op.state]
@@ -303,7 +304,7 @@ class _Machine(SharedRules, TmemRules):
         while slot.filled % 2 == place.phase:
             yield op
         place.waited, place.released = True, False
-        place.seen = slot.filled
+        place.seen[place.stage] = slot.filled
         self.learn(agent, slot.full_clock)
         slot.readers.add(agent)
         key = (agent, place.pipe, place.group, place.stage, op.state)

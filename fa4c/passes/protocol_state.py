@@ -120,7 +120,7 @@ class Place:
     producer: bool
     group: int = 0
     cta: int = 0
-    seen: int = -1  # phases of its slots that it waited for; -1: it never waits
+    seen: dict = field(default_factory=dict)  # stage -> phases of that slot that it waited for; none if it never waits
     acquired: bool = False
     waited: bool = False
     released: bool = False

@@ -183,13 +183,13 @@ class TmemRules:
         if slot.fills == pipe.fills.value:
             slot.fills, slot.filled = 0, slot.filled + 1
             waiting = [(a, p) for a in self.agents if a.cta == cta for p in a.places.values() if self._waits_on(p, place)]
-            late = next((a for a, p in waiting if p.seen + 1 < slot.filled), None)
+            late = next((a for a, p in waiting if p.seen[place.stage] + 1 < slot.filled), None)
             if late is not None and not pipe.arrivals.value:
                 raise op_diagnostic(op, "fills a slot again before it was waited for", why=f"role {late.name} would miss a phase",
                                     fix="wait for that role first")
 
     def _waits_on(self, other, place) -> bool:
-        return other.pipe == place.pipe and other.group == place.group and other.seen >= 0 and other is not place
+        return other.pipe == place.pipe and other.group == place.group and place.stage in other.seen and other is not place
 
     # -- row vectors from role to role
 

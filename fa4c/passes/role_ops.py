@@ -142,6 +142,7 @@ class Role:
     def _pipelined_loop(self, op, count, lower, step, env) -> None:
         slots = body_slots(op, self.keep)
         self._number_readers(op, slots)
+        slots = sorted([*slots, *self.waits_within(op)], key=lambda slot: slot.order)
         first = min(slot.stage for slot in slots)
         span = max(slot.stage for slot in slots) - first
 
@@ -158,7 +159,7 @@ class Role:
 
         delayed = [(slot, slot.stage - first) for slot in slots]
         for k in range(span):  # prologue: step k has work if there are more than k iterations
-            emit([(s, d) for s, d in delayed if d <= k], index_constant(k), lambda which, k=k: [(_less(index_constant(k), count), which)])
+            emit([(s, d) for s, d in delayed if d <= k], index_constant(k), lambda which, k=k: [(less(index_constant(k), count), which)])
         loop = scf.ForOp(index_constant(span), count, index_constant(1), loc=op.location)
         with ir.InsertionPoint(loop.body):
             emit(delayed, loop.induction_variable, lambda which: [(None, which)])
@@ -169,9 +170,13 @@ class Role:
             def by_delay(which, e=e):
                 """Neighbours of one delay share a guard; the order stays that of the step."""
                 groups = [(d, list(group)) for d, group in itertools.groupby(which, key=lambda slot_and_delay: slot_and_delay[1])]
-                return [(_less(index_constant(d - e - 1), count), group) for d, group in groups]
+                return [(less(index_constant(d - e - 1), count), group) for d, group in groups]
 
             emit([(s, d) for s, d in delayed if d > e], k, by_delay)
+
+    def waits_within(self, loop) -> list:
+        """Slots of a loop's step in which this role only waits for another."""
+        return []
 
     def _number_readers(self, loop, slots) -> None:
         """A tile loaded in each iteration may be read in several stages: then its buffer has readers that are steps apart."""
@@ -581,7 +586,7 @@ def _f32(x: float):
     return arith.ConstantOp(ir.F32Type.get(), ir.FloatAttr.get_f32(x)).result
 
 
-def _less(a, b):
+def less(a, b):
     return arith.CmpIOp(arith.CmpIPredicate.slt, a, b).result
 
 

@@ -5,7 +5,8 @@ Two tiles can share columns if, in every iteration, all that use the one are don
 together than there is room; pairs that are in turns anyway, by what they read, need none. A placement of parts counts, such as a wide tile
 over two narrow ones, since `columns.place` decides what fits. So all sets of turns are found that are enough and hold none too many.
 
-Each set gives a graph. The graphs that promise most, by the order that reads best, are scheduled, and the best schedule is taken.
+Each set gives a graph. The graphs that promise most, by the order that reads best, are scheduled, and the best schedule is taken. A wait of
+one role for another that only the turns ask for counts as `wait` clocks more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .modulo import Edge, Graph, Schedule, Unschedulable
 
 _SETS = 2000  # sets of turns looked at, complete or not
 _SCHEDULES, _FEW_DECISIONS, _DECISIONS = 12, 100, 400  # graphs that are scheduled; collisions decided for each, and for the best one
+_WAIT = 75  # clocks of a warp at an mbarrier that is complete, H200
 _NEVER = float("inf")
 
 
@@ -31,6 +33,7 @@ def schedule(
     promise: Callable[[Graph], int | None],
     solve: Callable[[Graph, int], Schedule],
     excess: Callable[[list, list], int] = lambda stages, order: 0,
+    wait: int = _WAIT,
 ) -> Schedule:
     """`promise` gives an `ii` that a graph has a schedule of, or None; `solve` the best schedule within so many decisions, or raises
     `Unschedulable`; `excess`, of stages and order, how many registers it lacks: as few as possible, then as few clocks.
@@ -40,13 +43,13 @@ def schedule(
     graph = graph_of.graph
     if sum(place.words for place in graph_of.places) <= graph_of.room:
         return solve(graph, _DECISIONS)
-    sets = _weakest(graph_of) or _weakest(_by_last_use(graph_of))
-    promising = [(promised, n, turns.graph) for n, turns in enumerate(sets) if (promised := promise(turns.graph))]
+    sets = enumerate(_weakest(graph_of) or _weakest(_by_last_use(graph_of)))
+    promising = [(promised + wait * turns.waits, n, turns) for n, turns in sets if (promised := promise(turns.graph))]
     found = []
-    for _, n, with_turns in sorted(promising, key=lambda entry: entry[:2])[:_SCHEDULES]:
+    for _, n, turns in sorted(promising, key=lambda entry: entry[:2])[:_SCHEDULES]:
         with contextlib.suppress(Unschedulable):
-            best = solve(with_turns, _FEW_DECISIONS)
-            found.append((excess(best.stages, best.order), best.ii, n, with_turns))
+            best = solve(turns.graph, _FEW_DECISIONS)
+            found.append((excess(best.stages, best.order), best.ii + wait * turns.waits, n, turns.graph))
     return solve(min(found, key=lambda entry: entry[:3])[3] if found else graph, _DECISIONS)
 
 
@@ -84,6 +87,7 @@ class _Turns:
     def __init__(self, graph_of: LoopGraph):
         self.graph_of, self.graph = graph_of, graph_of.graph
         self.widths = [place.words for place in graph_of.places]
+        self.waits = 0  # of a role for another, that only turns ask for
         self.apart: frozenset = frozenset()  # turns that are not to be added from here on: another set has them
         self.pairs = {(a, b, behind): self.graph_of.turns(graph_of.places[a], graph_of.places[b], behind)
                       for a, b in itertools.combinations(range(len(self.widths)), 2) for behind in (0, 1)}
@@ -123,6 +127,7 @@ class _Turns:
         following = object.__new__(_Turns)
         following.graph_of, following.widths, following.pairs, following.apart = self.graph_of, self.widths, self.pairs, apart
         following.graph = replace(self.graph, edges=(*self.graph.edges, *edges))
+        following.waits = self.waits + sum(not e.from_issue and self.least[e.src][e.dst] > e.distance for e in edges)
         following.least = [list(row) for row in self.least]
         for e in edges:
             if following.least[e.dst][e.src] + e.distance <= 0:

@@ -73,7 +73,8 @@ def _waits(tiles, conflicts, target) -> dict[tuple[int, int], int]:
                 if loop not in implied:
                     implied[loop] = ImpliedOrder(loop, target)
                 for order, before in users.items():
-                    waits[first.op, order] = implied[loop].cost(order, before, first.op)
+                    cost = implied[loop].cost(order, before, first.op)
+                    waits[first.op, order] = max(cost, waits.get((first.op, order), 0))
         if sum(waits.values()):
             found[i, j] = sum(waits.values())
     return found

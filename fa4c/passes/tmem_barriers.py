@@ -1,9 +1,9 @@
 """The part of `warp-insert-barriers` for kernels with tensor memory: links become pipes, slots are given back by commits.
 
 A link is a pipe that nobody empties: a full barrier for each compute warpgroup, which the source fills (one commit of its MMAs, or one
-arrival of each warp) and the sink waits for; a link that is `ahead` starts a phase earlier. What threads wrote to tensor memory is waited
-for before they signal, what they load before the next operation. The role that issues MMAs waits for the slots of its operands and gives
-each back by a commit behind the last MMA that reads it.
+arrival of each warp) and the sink waits for; a link that is `ahead` starts a phase earlier, and with 2 has two such barriers in turn. What
+threads wrote to tensor memory is waited for before they signal, what they load before the next operation. The role that issues MMAs waits
+for the slots of its operands and gives each back by a commit behind the last MMA that reads it.
 
 Before:  "warp.tcgen05_mma"(%s, %q, %k); "warp.signal"(%scores) {group = 0}       "warp.await"(%scores); "warp.tmem_load"(%r, %s)
 After:   wait; elect { tcgen05_mma; tcgen05_commit {empty}; tcgen05_commit {full} }; advance      wait; advance; tmem_load; tmem_wait
@@ -34,12 +34,13 @@ class Links:
             fills = 1 if warp_tmem.issues_mmas(source) else 4  # one commit, or one lane of each warp of a warpgroup
             leader = sink.leader.value and not source.leader.value  # the warpgroups of both CTAs tell the one that issues
             fills *= 2 if leader else 1
+            slots = max(1, op.ahead.value)
             self.pipes[op.out] = warp.PipelineOp(
-                stages=i64(1), offset=i64(at), tx_bytes=i64(0), arrivals=i64(0), out=ir.Type.parse("!warp.pipe"), loc=op.location,
+                stages=i64(slots), offset=i64(at), tx_bytes=i64(0), arrivals=i64(0), out=ir.Type.parse("!warp.pipe"), loc=op.location,
                 fills=i64(fills) if fills > 1 else None, groups=i64(op.groups.value) if op.groups.value > 1 else None,
                 leader=ir.BoolAttr.get(True) if leader else None,
             ).out  # fmt: skip
-            at += 8 * op.groups.value
+            at += 8 * slots * op.groups.value
         return list(self.pipes.values()), at
 
     def _one_role(self, op, kind, does: str):
@@ -57,7 +58,7 @@ class Links:
                 word = op.word.value
             elif isinstance(op, warp_tmem.TmemOp):
                 op.operation.move_before(self.roles[0].operation)
-        last = max((p.owner.opview.offset.value + 8 * p.owner.opview.groups.value for p in self.pipes.values()), default=0)
+        last = max((p.offset.value + 8 * p.stages.value * p.groups.value for p in (v.owner.opview for v in self.pipes.values())), default=0)
         if word is not None and last > word:
             raise op_diagnostic(self.kernel, f"needs {last} bytes of mbarriers", why=f"the address of tensor memory lies at byte {word}")
 
@@ -94,6 +95,7 @@ class Links:
                     warp.AdvanceOp(state=state)
                 elif issues:
                     _commit(op, state, "full", role.leader.value)
+                    self._next_slot(op, state)
                 else:
                     if op in behind_stores or None in behind_stores:
                         warp_tmem.TmemWaitOp(kind=ir.StringAttr.get("store"))
@@ -101,7 +103,12 @@ class Links:
                         warp.SyncWarpOp()
                         passed_rows = False
                     warp.ArriveOp(state=state)
+                    self._next_slot(op, state)
             op.operation.erase()
+
+    def _next_slot(self, op, state) -> None:
+        if self.pipes[op.link].owner.opview.stages.value > 1:
+            warp.AdvanceOp(state=state)
 
     def _operands(self) -> set:
         """Buffers that tcgen05 MMAs read."""
@@ -115,7 +122,7 @@ class Links:
             group = op.group if op.link.owner.opview.groups.value > 1 else None
             with ir.InsertionPoint.at_block_begin(block):
                 states[key] = warp.StateOp(
-                    pipe=self.pipes[op.link], phase=i64(ahead if waits else 1), group=group, out=place_type(), loc=op.location
+                    pipe=self.pipes[op.link], phase=i64(min(ahead, 1) if waits else 1), group=group, out=place_type(), loc=op.location
                 ).out
         return states[key]
 

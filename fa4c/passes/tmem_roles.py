@@ -9,13 +9,16 @@ that touch it work on a few columns at a time. Who waits for whom: `handoffs.py`
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..ir import tile, tile_pair, warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, ir, scf
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
 from .register_pressure import MAP_COLUMNS
-from .role_ops import RULES, Role, i64, index_constant, is_load, is_row, is_staged, location_of, operations_within
+from .role_ops import RULES, Role, i64, index_constant, is_load, is_row, is_staged, less, location_of, operations_within
+from .schedule import Slot
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
 from .warp_specialize import _Kernel, at_launch
 
@@ -205,6 +208,14 @@ class TmemKernel(_Kernel):
             emitter(self, name).emit_block(self.body, dict(self.scalars))
 
 
+@dataclass(frozen=True)
+class _Wait:
+    """In a slot of its own, for a link `in_step`."""
+
+    link: handoffs.Link
+    operation = None
+
+
 class _TmemRole(Role):
     """One role's part; it signals and awaits where the links say."""
 
@@ -218,7 +229,15 @@ class _TmemRole(Role):
     def holds_fragments(self) -> bool:
         return self.name in (COMPUTE, REDUCE)
 
+    def waits_within(self, loop) -> list:
+        waits = [link for link in self.kernel.links if link.in_step and link.sink == self.name]
+        waits = [link for link in waits if link.after.operation.parent == loop.operation]
+        return [Slot(_Wait(link), link.before.stage.value, link.after.order.value - 0.5) for link in waits]
+
     def emit_op(self, op, env) -> None:
+        if isinstance(op, _Wait):
+            self._await_links([op.link], self.groups, op.link.after)
+            return
         self._await(op, self.groups)
         super().emit_op(op, env)
         for value in op.operation.results:
@@ -227,21 +246,39 @@ class _TmemRole(Role):
         self._signal(op, self.groups)
 
     def emit_loop(self, op, env) -> None:
+        between = [link for link in self.kernel.links if link.between_runs and link.before == op]
         self._await(op, self.groups)
+        self._where_trips(op, env, [link for link in between if link.sink == self.name], self._await_links)
         super().emit_loop(op, env)
+        self._where_trips(op, env, [link for link in between if link.source == self.name], self._signal_links)
         self._signal(op, self.groups)
 
+    def _where_trips(self, op, env, links, emit) -> None:
+        if links:
+            with op.location:
+                count = self._trip_count(*[self.scalar(v, env) for v in list(op.operation.operands)[:3]])
+                branch = scf.IfOp(less(index_constant(0), count))
+                with ir.InsertionPoint(branch.then_block):
+                    emit(links, self.groups, op)
+                    scf.YieldOp([])
+
     def _await(self, op, groups) -> None:
-        for link in self.kernel.links:
-            if link.sink == self.name and link.after == op:
-                for group in groups:
-                    warp_tmem.AwaitOp(link=self.kernel.link_values[link], group=group, loc=op.location)
+        here = [link for link in self.kernel.links if link.sink == self.name and link.after == op]
+        self._await_links([link for link in here if not link.in_step and not link.between_runs], groups, op)
+
+    def _await_links(self, links, groups, op) -> None:
+        for link in links:
+            for group in groups:
+                warp_tmem.AwaitOp(link=self.kernel.link_values[link], group=group, loc=op.location)
 
     def _signal(self, op, groups) -> None:
-        for link in self.kernel.links:
-            if link.source == self.name and link.before == op:
-                for group in groups:
-                    warp_tmem.SignalOp(link=self.kernel.link_values[link], group=group, loc=op.location)
+        here = [link for link in self.kernel.links if link.source == self.name and link.before == op]
+        self._signal_links([link for link in here if not link.between_runs], groups, op)
+
+    def _signal_links(self, links, groups, op) -> None:
+        for link in links:
+            for group in groups:
+                warp_tmem.SignalOp(link=self.kernel.link_values[link], group=group, loc=op.location)
 
     # -- operations
 
@@ -342,6 +379,9 @@ class _Issuer(_TmemRole):
                 self._issue(slot.op, group)
 
     def _issue(self, op, group) -> None:
+        if isinstance(op, _Wait):
+            self._await_links([op.link], [group], op.link.after)
+            return
         self._await(op, [group])
         regions, buffers = self.kernel.regions, self.kernel.buffers
         warp_tmem.Tcgen05MmaOp(

@@ -42,10 +42,13 @@ class TmemTile:
 
 @dataclass(frozen=True)
 class Access:
-    """`op` touches a tile at `time`, for iteration `iteration` of its loop; `fresh`: it writes without reading what was there."""
+    """`op` touches a tile at `time`, for iteration `iteration` of the `run`-th run of a loop; `fresh`: it writes without reading what was
+    there.
+    """
 
     op: object
     time: int
+    run: int
     iteration: int
     writes: bool
     fresh: bool
@@ -137,7 +140,8 @@ def starts_from(op):
 def events(block, iteration: int = 0, *, turns: int = 2, trips: int = _ITERATIONS):
     """(operation, iteration, "run") in schedule order; loops and walks also give themselves, "enter" and "leave".
 
-    A loop that holds another one makes `turns` trips, an innermost one `trips`.
+    A loop that holds another one makes `turns` trips, an innermost one `trips`. In its first and last steps, where an operation of another
+    stage runs and this one does not, it gives "skip".
     """
     for op in block.operations:
         name = op.operation.name
@@ -165,8 +169,7 @@ def _loop_events(loop, turns: int, trips: int):
         for op in others if k < trips else []:
             yield op, k, "run"
         for slot in slots:
-            if 0 <= k - slot.stage < trips:
-                yield slot.op, k - slot.stage, "run"
+            yield slot.op, k - slot.stage, "run" if 0 <= k - slot.stage < trips else "skip"
 
 
 def touched(op, of: dict) -> list[tuple]:
@@ -180,17 +183,18 @@ class _Clock:
     """Runs the program in schedule order and notes each access."""
 
     def __init__(self, of):
-        self.of, self.time = of, 0
+        self.of, self.time, self.run = of, 0, 0
         self.open: dict = {}  # id of tile -> (tile, accesses of its present content)
 
     def block(self, block) -> None:
         for op, iteration, what in events(block):
             self.time += 1
+            self.run += what == "enter"
             for t, writes, reads in touched(op, self.of) if what == "run" else []:
                 fresh = writes and not reads
                 if fresh:
                     self._end(t)
-                self.open.setdefault(id(t), (t, []))[1].append(Access(op, self.time, iteration, writes, fresh))
+                self.open.setdefault(id(t), (t, []))[1].append(Access(op, self.time, self.run, iteration, writes, fresh))
 
     def _end(self, t) -> None:
         _, accesses = self.open.pop(id(t), (None, []))
@@ -241,7 +245,8 @@ def reuses(tiles: list[TmemTile]) -> dict:
         for other in tiles:
             if other is not t and share(t, other):
                 for first, users in overwrites(t, other):
-                    found.setdefault(first.op, {}).update(users)
+                    wanted = found.setdefault(first.op, {})
+                    wanted.update({order: min(before, wanted.get(order, before)) for order, before in users.items()})
     return {op: [n for order in sorted(pairs) for n in (order, pairs[order])] for op, pairs in found.items() if pairs}
 
 
@@ -254,8 +259,9 @@ def overwrites(t: TmemTile, other: TmemTile):
 
 
 def _last_users(first: Access, accesses: list[Access]) -> dict[int, int]:
-    """order -> iterations before, of those in the same loop that read a content, or wrote it if nobody does."""
-    users = [a for a in accesses if a.op.operation.parent == first.op.operation.parent and getattr(a.op, "order", None) is not None]
+    """order -> iterations before, of those in the same run of a loop that read a content, or wrote it if nobody does."""
+    loop = first.op.operation.parent
+    users = [a for a in accesses if a.run == first.run and a.op.operation.parent == loop and getattr(a.op, "order", None) is not None]
     return {a.op.order.value: first.iteration - a.iteration for a in users if not a.writes or len(accesses) == 1}
 
 

@@ -3,26 +3,32 @@
 import re
 
 import pytest
+import tmem_backward as programs
 from attn_to_tile_programs import CONTEXT, EXAMPLES
 from test_tile_alias_tmem import TO_TILE, tile_level
 
-from fa4c.ir.context import parse_module
+from fa4c.ir.context import parse_module, print_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.mlir import ir
 from fa4c.ir.tile import KernelOp
+from fa4c.ir.value_names import name_of
 from fa4c.passes import corrections, handoffs
 from fa4c.passes.registry import run_pipeline
 from fa4c.passes.tmem_roles import role_of
 
 
-def links(text: str, correction: bool = False) -> list[tuple]:
-    """(source, sink, operation before, operation after, ahead) of each link; with a role that corrects sums."""
+def kinds(link: handoffs.Link) -> tuple:
+    """(source, sink, operation before, operation after, ahead)"""
+    return link.source, link.sink, link.before.operation.name, link.after.operation.name, link.ahead
+
+
+def links(text: str, correction: bool = False, describe=kinds) -> list[tuple]:
+    """Of each link what `describe` says; with a role that corrects sums."""
     module = parse_module(text, "test.mlir", CONTEXT)
     with CONTEXT, ir.Location.unknown():
         kernel = next(op for op in module.body.operations if isinstance(op, KernelOp))
         extra = corrections.find(kernel) if correction else corrections.Corrections(set(), {}, {})
-        found = handoffs.find(kernel, lambda op: role_of(op, extra.operations), extra.boxes.values())
-        return [(x.source, x.sink, x.before.operation.name, x.after.operation.name, x.ahead) for x in found]
+        return list(map(describe, handoffs.find(kernel, lambda op: role_of(op, extra.operations), extra.boxes.values())))
 
 
 def of_example(path: str, pipeline: str) -> list[tuple]:
@@ -75,6 +81,23 @@ def test_the_same_in_a_walk(d):
     # where a loop makes no trip nobody waits in it: the MMA role would be a tile ahead of who reads its result
     more = [("compute", "mma", "tile.map", "scf.for", 1)] if "tile.walk" in text else []
     assert sorted(links(text)) == sorted(links(tile_level(d)) + more)
+
+
+def names(link: handoffs.Link) -> tuple[str, ...]:
+    return tuple(name_of(op.operation.results[0]) for op in (link.before, link.after))
+
+
+def test_a_pair_in_the_order_of_fa4():
+    """dQ lies beside P in the columns of the scores (fact sheet 2.3): it waits for the reading of the next scores, which are formed before
+    it, and those of two iterations later wait for the reading of dQ.
+    """
+    module = parse_module(programs.program(d=128, pair=True, schedule=programs.PAIR), "test.mlir", CONTEXT)
+    run_pipeline(module, "tile-alias-tmem")
+    text = print_module(module)
+    found = links(text, describe=lambda link: (*names(link), link.ahead, link.in_step))
+    assert sorted(link for link in found if link[-1] or link[-2] > 1) == [("dqr", "s", 2, False), ("p", "dq", 0, True)]
+    with pytest.raises(Diagnostic, match="is to come after that of order 13, which the schedule runs later"):
+        links(text.replace("after = array<i64: 5, -1>", "after = array<i64: 13, -1>"))
 
 
 def test_a_gemm_hands_over_its_start_and_its_end():

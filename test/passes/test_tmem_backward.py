@@ -181,9 +181,11 @@ def test_an_order_is_found_that_fits_and_is_no_slower_than_fa4s(name):
     assert worst(text, kwargs) < 1e-12
 
 
-@pytest.mark.parametrize(("clocks", "order"), [(1, "dv+1 s dq+1 dk+1 dpc"), (384, "dv+1 s dk+1 dq+1 dpc")])
+@pytest.mark.parametrize(("clocks", "order"), [
+    (1, "dv+1 s dq+1 dk+1 dpc"), (384, "dv+1 s dk+1 dq+1 dpc"), (3000, "dv+1 s dk+1 dpc dq+1"),
+])
 def test_the_latency_of_a_pairs_exchange_moves_dq(clocks, order):
-    """Half of dS comes from the other CTA: the longer that takes, the later dQ."""
+    """Half of dS comes from the other CTA: the longer that takes, the later dQ. Last it is FA-4's order, S', dK, dP', dQ, dV'."""
     passes = pipelines.pipeline("sm_100a", "bwd", emit="tile").split(",tile-pipeline")[0]
     pair = passes.replace("tile-split-2cta{exchange=true}", "tile-split-2cta{exchange=true ctas=2}")
     assert pair != passes
