@@ -25,8 +25,9 @@ from .warp_specialize import _Kernel, at_launch
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
 _ISSUE_REGISTERS, _MOST_ISSUE_REGISTERS = 48, 88  # of the warpgroup whose warps only issue copies and MMAs; if nobody else can take them
-# Beside a role that corrects: 16 columns, what they become and addresses fit 56 registers, issuing takes 22; 2 x (184 + 56) + 32 = 512
-_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 56, 16, 32
+# Beside a role that corrects: 16 columns, what they become and addresses fit 48 registers, issuing takes 22; 2 x (176 + 48) + 32 = 480:
+# five warpgroups start with 96 registers a thread each, and setmaxnreg waits for ever for more than they start with
+_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 48, 16, 32
 _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
 
 
@@ -125,18 +126,18 @@ class TmemKernel(_Kernel):
         return any(reduces(op) for op in self.all_ops)
 
     def _budgets(self) -> tuple[int, int]:
+        threads, step = self._threads(), self.target.register_step
         corrects = self.corrections is not None
         issue = _FEWER_ISSUE_REGISTERS if corrects else _ISSUE_REGISTERS
-        share = (self.target.registers // 128 - issue - _REDUCE_REGISTERS * self._reduces()) // self.warpgroups
-        share -= _CORRECT_REGISTERS if corrects else 0
-        share = min(share // self.target.register_step * self.target.register_step, 240)
+        there = threads // 128 * at_launch(self.target, threads) - _REDUCE_REGISTERS * self._reduces()
+        share = (there - issue) // self.warpgroups - _CORRECT_REGISTERS * corrects
+        share = min(share // step * step, 240)
         if corrects or self._reduces():  # with 80 beside a role that adds, ptxas puts what all roles know on the stack; with 48 it does not
             return share, issue
-        threads = self._threads()
         launched = at_launch(self.target, threads)
         if launched >= share:  # one compute warpgroup: nothing to give away, and a CTA takes what ptxas needs
             return launched, launched
-        return share, min(threads // 128 * launched - share * self.warpgroups, _MOST_ISSUE_REGISTERS)
+        return share, min(there - share * self.warpgroups, _MOST_ISSUE_REGISTERS)
 
     def _emit_roles(self) -> None:
         memory = warp_tmem.TmemAllocOp(

@@ -17,6 +17,7 @@ from ..ir.tile import space_of
 from . import protocol
 from .protocol_state import byte_range
 from .registry import register_pass
+from .warp_specialize import at_launch
 
 
 @register_pass("warp-check")
@@ -151,10 +152,11 @@ class _Static:
                 why="every warp needs a role",
                 fix="change threads or a role's warps",
             )
-        if registers > self.target.registers:
+        there = at_launch(self.target, self.kernel.threads.value)
+        if registers > there * self.kernel.threads.value:
             raise op_diagnostic(
                 self.kernel,
-                f"gives its roles {registers} registers, but an SM has {self.target.registers}",
+                f"gives its roles {registers} registers, but starts with {there * self.kernel.threads.value}, {there} a thread",
                 why="setmaxnreg waits for registers that never come free",
                 fix="lower a role's registers",
             )

@@ -288,7 +288,7 @@ def _register_budgets(target, warpgroups: int, multiplies: bool) -> tuple[int, i
 
 
 def at_launch(target, threads: int) -> int:
-    """Registers of a thread where nothing is given away."""
+    """Registers of a thread as ptxas gives them to a kernel of so many threads, one CTA to an SM: all that setmaxnreg can hand about."""
     step = target.register_step
     return min(target.registers // threads // step * step, target.max_registers_per_thread // step * step)
 

@@ -12,4 +12,4 @@
 // RELEASE: note: fix: put warp.release before it
 // FENCE: error: 'warp.wgmma' may run before earlier accesses to its registers
 // FENCE: note: fix: put warp.wgmma_fence before it
-// BUDGET: error: 'warp.kernel' gives its roles 67584 registers, but an SM has 65536
+// BUDGET: error: 'warp.kernel' gives its roles 67584 registers, but starts with
