@@ -77,7 +77,7 @@ def _compile(args, environment: dict, target: str, direction: str, options: list
         with tempfile.TemporaryDirectory() as folder:
             command = ["compile", str(ROOT / "examples" / "causal.mlir"), "--target", target, "--direction", direction, *options]
             before, start = _children(), time.perf_counter()
-            subprocess.run([sys.executable, "-c", CLI, *command, "-o", f"{folder}/x.fa4c"], check=True, capture_output=True,
+            subprocess.run([sys.executable, "-c", CLI, *command, "-o", f"{folder}/x.fa4c"], check=True, capture_output=True, cwd=folder,
                            env={**environment, "FA4C_CACHE_DIR": f"{folder}/cache"})
             walls.append(time.perf_counter() - start)
             cpus.append(_children() - before)
@@ -87,7 +87,7 @@ def _compile(args, environment: dict, target: str, direction: str, options: list
 def _explain(args, environment: dict, file: Path, target: str, direction: str) -> dict:
     command = ["explain", str(file), "--target", target, "--direction", direction, "--json"]
     done = subprocess.run([sys.executable, "-c", EXPLAIN, str(args.rounds), *command], check=True, capture_output=True, text=True,
-                          env=environment)
+                          env=environment, cwd=args.package)
     *rounds, calls = done.stdout.splitlines()
     walls, cpus = zip(*[map(float, line.split()) for line in rounds], strict=True)
     return {"file": file.name, "target": target, "direction": direction,

@@ -1,8 +1,7 @@
 """What an explanation costs, which is what the passes of a compile cost and some more.
 
 Seconds depend on the machine and on what else it does. The number of function calls does not, and is what grows where a pass walks its
-operations once for each of them, or a search goes through a graph more often than it must: 1.40 million calls for this backward were
-about 1.9 s of a core, 0.62 million are about 0.6 s.
+operations once for each of them, or a search goes through a graph more often than it must. At 17567e2 it was 1.34 and 2.18 million.
 """
 
 import cProfile
