@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +39,9 @@ class Helper:
 
     def __enter__(self) -> Helper | None:
         # The caller's own path: it may not have found fa4c where a fresh interpreter would look.
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+        # Ctrl-C is for the caller, which ends this process; from the first line on, so that importing fa4c prints no traceback either.
+        deaf = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+        program = f"{deaf}; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         self._process = None
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -71,7 +72,6 @@ class Helper:
 
 def serve() -> None:
     """What the helper runs, until its standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends it
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the DSL prints is no answer
     with contextlib.suppress(Exception):  # the caller tries the same, and says what is wrong

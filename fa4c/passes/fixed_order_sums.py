@@ -27,10 +27,18 @@ def add_up_behind(add, kernel, launches: list) -> None:
     _Sum(add, kernel).apply(launches)
 
 
+def place_of(add, kernel):
+    """The `tile.program_id` of the kernel around an addition."""
+    place = next((op for op in operations_in(kernel) if isinstance(op, tile.ProgramIdOp)), None)
+    if place is None:
+        raise op_diagnostic(add, "is not made for CTAs of a grid", why="the kernel does not ask for its place", fix="add tile.program_id")
+    return place
+
+
 class _Sum:
     def __init__(self, add, kernel):
         self.add, self.kernel, self.target, self.coords = add, kernel, add.target, list(add.coords)
-        self.place = next(op for op in operations_in(kernel) if isinstance(op, tile.ProgramIdOp))
+        self.place = place_of(add, kernel)
         self.number = list(kernel.body.blocks[0].arguments).index(add.target)
         self.kind = add.target.type  # of the target
         self._check()
@@ -40,11 +48,16 @@ class _Sum:
             raise op_diagnostic(self.add, "adds to one place in several iterations of a loop", why="one sum of a CTA has a place to store",
                                 fix="sum in registers, and add behind the loop")
         if len(list(self.target.uses)) != 1:
-            raise op_diagnostic(self.add, "adds to a tensor that its kernel uses twice", why="the sum is complete behind the kernel only")
+            raise op_diagnostic(self.add, "adds to a tensor that its kernel uses twice", why="the sum is complete behind the kernel only",
+                                fix="give each sum a tensor of its own")
         if any(depends(coord, self.place.x) for coord in self.coords):
-            raise op_diagnostic(self.add, "adds to a place that depends on the CTA's x", why="sums are over all x of the grid")
+            raise op_diagnostic(self.add, "adds to a place that depends on the CTA's x", why="sums are over all x of the grid",
+                                fix="let y and z of the grid say which element it is")
 
     def apply(self, launches: list) -> None:
+        if not launches:
+            raise op_diagnostic(self.add, "is in a kernel that is not launched", why="kernels behind it add up what its CTAs store",
+                                fix="launch it from a tile.host")
         name = f"{self.kernel.sym_name.value}_{self._name(launches[0])}"
         sizes = self._sizes()
         with ir.InsertionPoint(self.kernel.operation.block), self.add.location:
@@ -156,7 +169,8 @@ class _Sum:
         owner = size.owner
         if isinstance(owner, ir.Block) or owner.name != "tile.dim":
             raise op_diagnostic(self.add, "is made for a grid whose sizes are no sizes of a tensor",
-                                why="what each CTA adds is stored by its place in the grid")
+                                why="what each CTA adds is stored by its place in the grid",
+                                fix='give the launch sizes from "tile.dim", x one of them or its quotient by the rows of a CTA')
         return entry_of(host, owner.operands[0])["dims"][owner.attributes["axis"].value].value, None
 
     def _start_anywhere(self, host, target) -> None:

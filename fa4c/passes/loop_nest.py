@@ -1,6 +1,6 @@
 """Two changes of a loop nest that keep what is computed: walk a loop backwards, and take the loop around it in.
 
-Both act on `scf.for` from 0 in steps of 1; the carried values stay as they are.
+Both act on `scf.for` in steps of 1, `swap` on loops from 0; the carried values stay as they are.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from ..ir.mlir import arith, ir, scf
 
 def walk_backwards(loop) -> None:
     """The loop visits the same indices from the last to the first."""
-    end, index = list(loop.operation.operands)[1], loop.induction_variable
+    start, end = list(loop.operation.operands)[:2]
+    index = loop.induction_variable
     users = [use.owner for use in index.uses]
     with ir.InsertionPoint.at_block_begin(loop.body), loop.location:
-        backwards = arith.subi(arith.subi(end, _index(1)), index)
+        last = arith.subi(end, _index(1))
+        backwards = arith.subi(last if constant(start) == 0 else arith.addi(start, last), index)
     _replace(index, backwards, users)
 
 

@@ -35,7 +35,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
 from ..ir.tile import space_of
 from ._tile_map import operations_in
-from .fixed_order_sums import add_up_behind
+from .fixed_order_sums import add_up_behind, place_of
 from .loop_nest import can_swap, constant, depends, swap, walk_backwards
 from .op_costs import warpgroups
 from .registry import register_pass
@@ -96,9 +96,7 @@ _ASCENDING, _BACKWARDS, _DESCENDING, _ANYHOW = "ascending", "ascending, backward
 
 
 def _range_of(add, kernel) -> _Range:
-    place = next((op for op in operations_in(kernel) if isinstance(op, tile.ProgramIdOp)), None)
-    if place is None:
-        raise op_diagnostic(add, "is not made for blocks of a grid", why="the kernel does not ask for its place")
+    place = place_of(add, kernel)
     row = list(add.dims)[0]
     number = _factor(add.coords[row])
     loops = _loops_around(add)

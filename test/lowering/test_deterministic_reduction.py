@@ -202,23 +202,25 @@ BOUNDS = {
 }
 
 
-def bounded(bounds: str, heads: bool, step: int = 2) -> str:
-    """As attn-to-tile writes a loop over some of the blocks: block = first + index."""
+def bounded(bounds: str, heads: bool, step: int = 2, from_zero: bool = True) -> str:
+    """As attn-to-tile writes a loop over some of the blocks: block = first + index; or block = index from the first one on."""
     loop = (f"%step = arith.constant {step} : index\n  {BOUNDS[bounds]}\n  %length = arith.subi %to, %from : index\n"
             "  %trips = arith.maxsi %length, %c0 : index\n")
     text = chained(heads=heads)
+    if not from_zero:
+        return text.replace("scf.for %i = %c0 to %blocks", f"{loop}  scf.for %i = %from to %to")
     text = text.replace("scf.for %i = %c0 to %blocks", f"{loop}  scf.for %walk = %c0 to %trips")
     return text.replace("%m0 = arith.muli %i, %bm : index", "%i = arith.addi %from, %walk : index\n    %m0 = arith.muli %i, %bm : index")
 
 
-@pytest.mark.parametrize(("heads", "step"), [(False, 1), (False, 2), (True, 2)])
+@pytest.mark.parametrize(("heads", "step", "from_zero"), [(False, 1, True), (False, 2, True), (True, 2, True), (True, 2, False)])
 @pytest.mark.parametrize("bounds", BOUNDS)
-def test_turns_follow_from_bounds_that_move(bounds, heads, step):
+def test_turns_follow_from_bounds_that_move(bounds, heads, step, from_zero):
     """Values as without an order. CTAs in the order of their numbers never wait; one whose neighbour is missing does."""
     generator = torch.Generator().manual_seed(3)
     given = {"q": torch.randn(*((3,) if heads else ()), 500, 128, generator=generator), "k": torch.randn(400, 128, generator=generator)}
     given = {name: value.to(torch.bfloat16) for name, value in given.items()}
-    text, passes = bounded(bounds, heads, step), "tile-deterministic-reduction,tile-pipeline"
+    text, passes = bounded(bounds, heads, step, from_zero), "tile-deterministic-reduction,tile-pipeline"
     want = sums.interpret(text, given, zeroed=("out",))["out"]
     got = sums.interpret(text, given, zeroed=("out",), mode="storage", passes=passes)["out"]
     assert np.abs(got - want).max() < 1e-9

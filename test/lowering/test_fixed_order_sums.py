@@ -96,3 +96,14 @@ def test_two_sums_into_one_place_are_refused():
         module = parse_module(text.replace(line, f"{line}\n{line}"), "biased.mlir")
         with pytest.raises(Diagnostic, match="adds to a tensor that its kernel uses twice"):
             run_pipeline(module, "tile-deterministic-reduction")
+
+
+def test_a_kernel_that_nobody_launches_is_refused():
+    text = compile_text(biased("hq"), "biased.mlir", emit="tile", locations=False, pipeline=TO_TILES)
+    with new_context():
+        module = parse_module(text, "biased.mlir")
+        for op in list(module.body.operations):
+            if op.operation.name == "tile.host":
+                op.operation.erase()
+        with pytest.raises(Diagnostic, match="is in a kernel that is not launched"):
+            run_pipeline(module, "tile-deterministic-reduction")
