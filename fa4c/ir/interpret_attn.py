@@ -178,9 +178,6 @@ class _Run:
     def _round(self, value, array):
         return scalar.round_to(scalar.element_name(value.type), array, self.mode)
 
-    def _dim_size(self, value, position: int) -> int:
-        return self.values[value].shape[3 + position]
-
     def _external(self, operation, operands):
         if operation.name == "attn.size":
             return [np.int64(self.sizes.get(operation.attributes["dim"].value, 0))]

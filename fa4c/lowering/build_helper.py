@@ -79,6 +79,7 @@ def serve() -> None:
         for line in sys.stdin:
             asked = json.loads(line)
             folder = Path(asked["folder"])
+            tempfile.tempdir = str(folder)  # the caller removes it, and what a compilation leaves that it puts an end to
             binary = build.build((folder / "source").read_text(encoding="utf-8"), asked["name"], asked["arch"])
             (folder / "ptx").write_text(binary.ptx, encoding="utf-8")
             (folder / "cubin").write_bytes(binary.cubin)

@@ -3,6 +3,8 @@
 import pathlib
 import subprocess
 import sys
+import tempfile
+import time
 
 import pytest
 
@@ -67,3 +69,14 @@ def test_it_is_gone_after_an_error():
     with pytest.raises(Diagnostic), build_helper.Helper() as helper:
         raise Diagnostic("no")
     assert helper._process.poll() is not None
+
+
+def test_ended_while_it_compiles_it_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with build_helper.Helper() as helper:
+        helper.ask("import time\ntime.sleep(600)\n", "slow", "sm_90a")
+        while not list(tmp_path.rglob("slow.cute.py")):
+            assert helper._process.poll() is None
+            time.sleep(0.02)
+    assert not list(tmp_path.glob("fa4c-*"))  # the DSL keeps a folder of its own
