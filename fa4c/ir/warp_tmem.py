@@ -300,8 +300,8 @@ class FetchOp(Operation, name="fetch"):
 
 
 class LinkOp(Operation, name="link"):
-    """One role signals as often as another awaits, for each of `groups` compute warpgroups apart. The first `ahead` awaits do not wait;
-    with two of them two signals may be on their way.
+    """One role awaits as often as another, or each of several, signals, for each of `groups` compute warpgroups apart. The first `ahead`
+    awaits do not wait; with two of them two signals may be on their way.
     """
 
     groups: ir.IntegerAttr

@@ -1,6 +1,6 @@
 """The part of `warp-insert-barriers` for kernels with tensor memory: links become pipes, slots are given back by commits.
 
-A link is a pipe that nobody empties: a full barrier for each compute warpgroup, which the source fills (one commit of its MMAs, or one
+A link is a pipe that nobody empties: a full barrier for each compute warpgroup, which its sources fill (one commit of its MMAs, or one
 arrival of each warp) and the sink waits for; a link that is `ahead` starts a phase earlier, and with 2 has two such barriers in turn. What
 threads wrote to tensor memory is waited for before they signal, what they load before the next operation. The role that issues MMAs waits
 for the slots of its operands and gives each back by a commit behind the last MMA that reads it.
@@ -29,10 +29,9 @@ class Links:
     def make_pipes(self, at: int) -> tuple[list, int]:
         """Pipelines here, from byte `at` on; and the first free byte behind them."""
         for op in self.links:
-            source = self._one_role(op, warp_tmem.SignalOp, "signals")
-            sink = self._one_role(op, warp_tmem.AwaitOp, "awaits")
-            fills = 1 if warp_tmem.issues_mmas(source) else 4  # one commit, or one lane of each warp of a warpgroup
-            leader = sink.leader.value and not source.leader.value  # the warpgroups of both CTAs tell the one that issues
+            sources, (sink,) = self._roles_with(op, warp_tmem.SignalOp), self._roles_with(op, warp_tmem.AwaitOp, most=1)
+            fills = sum(1 if warp_tmem.issues_mmas(source) else 4 for source in sources)  # a commit, or a lane of each warp of a warpgroup
+            leader = sink.leader.value and not any(source.leader.value for source in sources)  # both CTAs' tell the one that issues
             fills *= 2 if leader else 1
             slots = max(1, op.ahead.value)
             self.pipes[op.out] = warp.PipelineOp(
@@ -43,12 +42,14 @@ class Links:
             at += 8 * slots * op.groups.value
         return list(self.pipes.values()), at
 
-    def _one_role(self, op, kind, does: str):
+    def _roles_with(self, op, kind, most: int | None = None) -> list:
+        """The roles that signal, or await, a link: at least one, and where several signal, none that issues MMAs."""
         found = [r for r in self.roles if any(isinstance(o, kind) and o.link == op.out for o in operations_within(r.body.blocks[0]))]
-        if len(found) != 1:
-            raise op_diagnostic(op, f"is a link that {len(found)} roles know as one that {does}", why="one role signals, another awaits",
-                                fix=f"let one role hold its warp.{does.removesuffix('s')}")  # fmt: skip
-        return found[0]
+        does = "signals" if kind is warp_tmem.SignalOp else "awaits"
+        if not found or len(found) > (most or len(found)) or (len(found) > 1 and any(map(warp_tmem.issues_mmas, found))):
+            raise op_diagnostic(op, f"is a link that {len(found)} roles know as one that {does}", why="roles of threads, or the one that "
+                                "issues MMAs, signal; one awaits", fix=f"let one role hold its warp.{does.removesuffix('s')}")
+        return found
 
     def place_tiles(self) -> None:
         """Addresses of tiles are known once tensor memory is allocated and the CTA has met."""

@@ -151,12 +151,16 @@ class TmemKernel(_Kernel):
                     if value.type not in handles:
                         handles[value.type] = warp_tmem.TmemOp(memory=memory, out=value.type, loc=location_of(value, self.kernel)).out
                     self.regions[value] = handles[value.type]
-        self.link_values = {
-            link: warp_tmem.LinkOp(
-                groups=i64(self.warpgroups), ahead=i64(link.ahead), out=ir.Type.parse("!warp.order"), loc=link.after.location
+        together = {}  # who waits for several roles' threads at one place waits once
+        for link in self.links:
+            alone = link if link.source == MMA or link.in_step or link.between_runs else None
+            together.setdefault((link.sink, link.after, link.ahead, alone), []).append(link)
+        self.link_values = {}
+        for links in together.values():
+            value = warp_tmem.LinkOp(
+                groups=i64(self.warpgroups), ahead=i64(links[0].ahead), out=ir.Type.parse("!warp.order"), loc=links[0].after.location
             ).out
-            for link in self.links
-        }
+            self.link_values.update(dict.fromkeys(links, value))
         warps = 4 * self.warpgroups
         self._tmem_role(LOAD, 0, 1, self.load_registers, _TmemRole)
         self._tmem_role(MMA, 1, 3, self.load_registers, _Issuer)
@@ -268,9 +272,9 @@ class _TmemRole(Role):
         self._await_links([link for link in here if not link.in_step and not link.between_runs], groups, op)
 
     def _await_links(self, links, groups, op) -> None:
-        for link in links:
+        for value in dict.fromkeys(self.kernel.link_values[link] for link in links):
             for group in groups:
-                warp_tmem.AwaitOp(link=self.kernel.link_values[link], group=group, loc=op.location)
+                warp_tmem.AwaitOp(link=value, group=group, loc=op.location)
 
     def _signal(self, op, groups) -> None:
         here = [link for link in self.kernel.links if link.source == self.name and link.before == op]

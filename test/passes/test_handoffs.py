@@ -75,6 +75,27 @@ def test_links_of_a_role_that_corrects():
     assert sorted(links(tile_level(128), correction=True)) == sorted(CORRECTED)
 
 
+# Where the next scores are formed before the product that reads P, compute waits for that product before it hands on the factor, not behind
+# its exponentials: so the factor's place is free, and who corrects need not wait for the product.
+CORRECTED_WITH_ROOM = [
+    *CORRECTED,
+    ("compute", "mma", "tile.map", "tile.mma", 1),
+    ("mma", "compute", "tile.mma", "tile.rescale_factor", 1),
+]
+
+
+def test_one_wait_stands_for_others():
+    assert sorted(links(tile_level(64), correction=True)) == sorted(CORRECTED_WITH_ROOM)
+
+
+def test_who_waits_for_two_roles_at_one_place_waits_once():
+    """P is stored, by compute, and O scaled, by who corrects: one barrier of eight arrivals."""
+    text = tile_level(128)
+    module = parse_module(text, "test.mlir", CONTEXT)
+    run_pipeline(module, "warp-specialize,warp-insert-barriers,warp-check")
+    assert "fills = 8 : i64" in print_module(module) and len(re.findall(r"fills = 4 : i64", print_module(module))) == 2
+
+
 @pytest.mark.parametrize("d", [64, 128])
 def test_the_same_in_a_walk(d):
     text = tile_level(d, TO_TILE + ",tile-alias-tmem,tile-lpt-grid,tile-persistent")

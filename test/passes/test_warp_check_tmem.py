@@ -105,7 +105,7 @@ def with_group(ops, group: int):
 
 FAULTS = [
     Fault("fewer arrivals fill P", lambda o: set_number(pipe_of(o, 5), "fills", 2), "brings 4 arrivals to a slot|waits forever"),
-    Fault("more arrivals fill P", lambda o: set_number(pipe_of(o, 5), "fills", 8), "waits forever"),
+    Fault("more arrivals fill P", lambda o: set_number(pipe_of(o, 5), "fills", 12), "waits forever"),
     Fault("one ring for both warpgroups", lambda o: set_number(pipe_of(o, 3), "groups", 1), "has group = 1"),
     Fault("the other block's turn", lambda o: set_number(with_group(o, 0), "group", 1), "."),
     Fault("scores start full", lambda o: set_number(o.all("state", role="compute")[-1], "phase", 1), "touches columns|waits forever|fills"),
