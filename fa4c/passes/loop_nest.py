@@ -5,6 +5,7 @@ Both act on `scf.for` in steps of 1, `swap` on loops from 0; the carried values 
 
 from __future__ import annotations
 
+from ..ir import tile
 from ..ir.mlir import arith, ir, scf
 
 
@@ -17,6 +18,22 @@ def walk_backwards(loop) -> None:
         last = arith.subi(end, _index(1))
         backwards = arith.subi(last if constant(start) == 0 else arith.addi(start, last), index)
     _replace(index, backwards, users)
+
+
+def carries_sums(loop) -> bool:
+    """Whether all that goes from one iteration to the next is summed up by MMAs or reductions, so that any order of iterations will do."""
+    arguments, results = list(loop.body.arguments)[1:], list(list(loop.body.operations)[-1].operation.operands)
+    for argument, result in zip(arguments, results, strict=True):
+        adding = [use.owner.opview for use in argument.uses]
+        if len(adding) != 1 or result.owner != adding[0].operation or not _sums_from(adding[0], argument):
+            return False
+    return True
+
+
+def _sums_from(op, value) -> bool:
+    if isinstance(op, tile.MmaOp):
+        return op.acc == value
+    return isinstance(op, tile.ReduceOp) and op.kind.value == "sum" and op.init == value
 
 
 def can_swap(outer, inner) -> bool:

@@ -12,8 +12,9 @@ loop: block i is added to by the CTAs x with lo(x) <= i < hi(x).
   share the CTA's keys, becomes the inner one: else CTA x, which has fewer blocks, would wait for CTA x - 1 at each head. Where they do not
   (a window), trips differ little, and head by head a block's sum stays in L2 until the next CTA adds.
 - The same by less than two blocks (blocks are as wide as the CTA's rows): the CTAs of a wave would start together, and wait for each other.
-  From the diagonal outwards instead, descending x, as the CTA with the largest x gets to block i first: its turn is last(i) - x, with
-  last(i) the largest x with lo(x) <= i. The grid is reversed, so that larger x have smaller numbers. Nobody waits; the longest start last.
+  Or where the loop carries what is no sum, and so has an order. From the diagonal outwards instead, descending x, as the CTA
+  with the largest x gets to block i first: its turn is last(i) - x, with last(i) the largest x with lo(x) <= i.
+  The grid is reversed, so that larger x have smaller numbers. Nobody waits; the longest start last.
 - Others: turn x is x, and each CTA also counts for the blocks that it does not add to, before its loop and behind it.
 
 Nobody waits forever, however few CTAs run at once: a CTA only waits for CTAs of smaller number, which start first. Sums of all rows to one
@@ -36,7 +37,7 @@ from ..ir.mlir import arith, ir, scf
 from ..ir.tile import space_of
 from ._tile_map import operations_in
 from .fixed_order_sums import add_up_behind, place_of
-from .loop_nest import can_swap, constant, depends, swap, walk_backwards
+from .loop_nest import can_swap, carries_sums, constant, depends, swap, walk_backwards
 from .op_costs import warpgroups
 from .registry import register_pass
 from .workspaces import add_workspace, entry_of, host_of, tensor_argument
@@ -89,7 +90,7 @@ class _Range:
             return _ASCENDING
         if not all(_never_falls(bound, x) for bound in moving):
             return _ANYHOW
-        return _BACKWARDS if all(_slope(bound, x) >= 2 for bound in moving) else _DESCENDING
+        return _BACKWARDS if all(_slope(bound, x) >= 2 for bound in moving) and carries_sums(self.loop) else _DESCENDING
 
 
 _ASCENDING, _BACKWARDS, _DESCENDING, _ANYHOW = "ascending", "ascending, backwards", "descending", "ascending, and past what is not visited"
