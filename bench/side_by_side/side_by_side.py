@@ -5,7 +5,8 @@
 
 PY is a Python that has flash-attn-4 and NumPy (the peer is installed by the user, is not part of this repository, and needs no GPU here).
 One head, one batch entry, bf16, no mask. Two lengths each: their difference is a number of tiles in the steady state, without what happens
-once for a CTA. Of each, the kernel that multiplies is counted; all outputs are compared with float64.
+once for a CTA. Of each, the kernels that multiply and exponentiate are counted; with those beside them, which prepare rows (ours sums O dO
+by an MMA) and convert results, in "per_tile_of_all_kernels". All outputs are compared with float64.
 """
 
 from __future__ import annotations
@@ -106,11 +107,16 @@ def theirs(direction: str, given: dict, python: str, environment: dict) -> tuple
     return [launch["counters"] for launch in launches], found
 
 
-def per_tile(small: list[dict], large: list[dict], tiles: int) -> dict[str, float]:
-    """Of the launches that multiply, together: ours may be two kernels."""
+def forms_scores(counters: dict) -> bool:
+    """Whether a launch is one of those over tiles of scores."""
+    return bool(counters.get("mma_flops") and counters.get("instructions.ex2"))
+
+
+def per_tile(small: list[dict], large: list[dict], tiles: int, of=forms_scores) -> dict[str, float]:
+    """Of the launches that `of` picks, together: ours may be two kernels."""
 
     def total(counters: list[dict], keys) -> float:
-        return sum(c.get(key, 0) for c in counters if c.get("mma_flops") for key in keys)
+        return sum(c.get(key, 0) for c in counters if of(c) for key in keys)
 
     return {name: round((total(large, keys) - total(small, keys)) / tiles, 1) for name, keys in COUNTED.items()}
 
@@ -128,12 +134,13 @@ def compared(case, python: str) -> dict:
         peers, peer_outputs = theirs(direction, given, python, environment)
         for name, counters, outputs in (("fa4c", mine, my_outputs), ("flash-attn-4", peers, peer_outputs)):
             rows[name].append(counters)
-            kernels[name] = sum(bool(c.get("mma_flops")) for c in counters)
+            kernels[name] = sum(map(forms_scores, counters))
             errors[name] = {out: float(f"{np.abs(outputs[out] - want[out]).max():.3g}") for out in want}
     counts = {name: per_tile(*counters, tiles) for name, counters in rows.items()}
     return {"direction": direction, "head_dim": list(head_dim), "fa4c": list(options), "peer": environment,
             "sizes": [list(s) for s in sizes], "tiles": tiles,
-            "kernels_that_multiply": kernels, "max_abs_error": errors, "per_tile": counts,
+            "kernels_counted": kernels, "max_abs_error": errors, "per_tile": counts,
+            "per_tile_of_all_kernels": {name: per_tile(*counters, tiles, of=bool) for name, counters in rows.items()},
             "fa4c_higher_in": [name for name in COUNTED if counts["fa4c"][name] > counts["flash-attn-4"][name]]}
 
 

@@ -5,6 +5,7 @@ import re
 
 import compiled
 import numpy as np
+import peer_counts
 import pytest
 import torch
 
@@ -100,14 +101,26 @@ def backward(made, m: int, n: int, seed: int, d: int = 128, dv: int = 0, causal:
     return reports
 
 
+@functools.cache
+def counted(m: int) -> dict:
+    """Counters of the kernel of five GEMMs: so many queries, 256 keys."""
+    reports = backward(compiled.loaded("full.mlir", **BACKWARD), m, 256, seed=1)
+    return next(report for report in reports if "main" in report.entry).counters["total"]
+
+
+def test_a_tile_takes_no_more_of_anything_than_in_flash_attn_4s_pair():
+    """Nor in what goes to the other CTA: half of dS, once, 128 clocks of 128 bytes (the paper: at most 384)."""
+    assert peer_counts.higher(counted(128), counted(256), tiles=2, head_dim=128, options=PAIRS["overrides"]) == {}
+    assert counted(256)["smem_bytes.dsmem"] - counted(128)["smem_bytes.dsmem"] == 2 * 128 * 128
+
+
 def test_the_backward_reads_and_adds_what_the_model_says():
     """Clocks of 128 bytes for 128 keys x 128 queries: four whole operands, dS and K of dQ among them, four halves; half of dQ's rows."""
-    reports = backward(compiled.loaded("full.mlir", **BACKWARD), 256, 256, seed=1)
-    total = next(report for report in reports if "main" in report.entry).counters["total"]
+    total = counted(256)
     names = {"operands": "smem_bytes.operands", "written": "smem_bytes.store", "added": "global_bytes.tma_store"}
     epilogue = 2 * 256 / 2  # dK and dV of 256 clocks each, for two steps
-    counted = {name: total[key] / (2 * 2 * 128) for name, key in names.items()}
-    assert counted == {"operands": 4 * 256 + 4 * 128, "written": 256 + 256 + epilogue, "added": 256 + epilogue}
+    clocks = {name: total[key] / (2 * 2 * 128) for name, key in names.items()}
+    assert clocks == {"operands": 4 * 256 + 4 * 128, "written": 256 + 256 + epilogue, "added": 256 + epilogue}
 
 
 @pytest.mark.parametrize(("m", "n", "seed"), [(130, 257, 1), (5, 3, 2)])

@@ -3,14 +3,12 @@ orders of additions: test_matrix.py.
 """
 
 import functools
-import importlib.util
-import json
-import pathlib
 import re
 
 import compiled
 import kernel_checks
 import numpy as np
+import peer_counts
 import pytest
 
 from fa4c import targets
@@ -21,7 +19,7 @@ from fa4c.passes import tmem_tiles
 from fa4c.runtime import emulated
 from fa4c.runtime.inputs import make_inputs
 
-TARGET, ROOT = "sm_100a", pathlib.Path(__file__).resolve().parents[2]
+TARGET = "sm_100a"
 FULL, CAUSAL, GQA = ("full.mlir", 128), ("causal.mlir", 64), ("gqa.mlir", 96)
 
 
@@ -175,16 +173,7 @@ def counted() -> list[dict]:
 
 
 def test_a_tile_takes_no_more_of_anything_than_flash_attn_4s():
-    """Its counts: bench/results, as bench/side_by_side found them in the same emulator."""
-    spec = importlib.util.spec_from_file_location("side_by_side", ROOT / "bench" / "side_by_side" / "side_by_side.py")
-    side_by_side = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(side_by_side)
-    record = json.loads((ROOT / "bench" / "results" / "2026-11-30_emulator_side_by_side.json").read_text())
-    case = next(c for c in record["cases"] if c["direction"] == "bwd" and c["head_dim"] == [128, 128] and not c["fa4c"])
-    assert not case["fa4c_higher_in"]
-    small, large = counted()
-    ours, theirs = side_by_side.per_tile([small], [large], 1), case["per_tile"]["flash-attn-4"]
-    assert {name: (n, theirs[name]) for name, n in ours.items() if n > theirs[name]} == {}
+    assert peer_counts.higher(*counted(), tiles=1, head_dim=128) == {}
 
 
 def test_counts_of_one_tile_are_those_of_the_sheet():
