@@ -3,6 +3,7 @@
     0  success
     1  a diagnostic: file:line:col: error: ..., note: why: ..., note: fix: ...
     2  wrong usage: an unknown sub-command, flag, pass or option
+    130, 143  ended by Ctrl-C, by SIGTERM
 
 Results go to stdout, everything else to stderr. Nothing here imports MLIR or torch before a sub-command needs them.
 """
@@ -13,7 +14,9 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
 
 from ..ir.diagnostics import Diagnostic, UsageError, from_mlir_error, message
 
@@ -46,11 +49,14 @@ _PACKAGES = {
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
-        status = _run(args)
+        with _termination_like_interrupt():
+            status = _run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
         return _reader_gone()
+    except _Terminated:
+        return 143
     except KeyboardInterrupt:
         return 130
     except UsageError as error:
@@ -63,6 +69,28 @@ def main(argv: list[str] | None = None) -> int:
             return _complain(text, 1)
         _complain(f"fa4c: this is a bug in fa4c, not in your input ({type(error).__name__}); please report it with this text:", 1)
         raise
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM."""
+
+
+@contextlib.contextmanager
+def _termination_like_interrupt():
+    """SIGTERM unwinds the stack, so that temporary folders and second processes go. Not where the caller of `main` has its own way."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one is not to stop the cleaning up
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 from . import build
@@ -37,51 +40,65 @@ def usable_cpus() -> int:
 class Helper:
     """`with Helper() as helper:` starts the process, which is gone when the block is left; None where no process can be started."""
 
+    _folder = _process = None
+
     def __enter__(self) -> Helper | None:
         # The caller's own path: it may not have found fa4c where a fresh interpreter would look.
         # Ctrl-C is for the caller, which ends this process; from the first line on, so that importing fa4c prints no traceback either.
         deaf = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-        program = f"{deaf}; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-        self._process = None
         with contextlib.suppress(OSError):
+            self._folder = tempfile.TemporaryDirectory(prefix="fa4c-")
+            start = f"serve({os.getpid()}, {self._folder.name!r})"
+            program = f"{deaf}; sys.path[:] = {sys.path!r}; from {__name__} import serve; {start}"
             self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._folder = tempfile.TemporaryDirectory(prefix="fa4c-")
         return self if self._process is not None else None
 
     def __exit__(self, *exc) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def ask(self, source: str, name: str, arch: str) -> None:
         """Give it one kernel. One at a time."""
-        Path(self._folder.name, "source").write_text(source, encoding="utf-8")
-        with contextlib.suppress(OSError):  # it is gone, and will not answer
-            self._process.stdin.write(json.dumps({"folder": self._folder.name, "name": name, "arch": arch}) + "\n")
+        try:
+            Path(self._folder.name, "source").write_text(source, encoding="utf-8")
+            self._process.stdin.write(json.dumps({"name": name, "arch": arch}) + "\n")
             self._process.stdin.flush()
+        except OSError:  # it is gone, or there is no room for the source: `answer` is not to wait for it
+            self._process.kill()
 
     def answer(self) -> build.Binary | None:
         """What it made of the kernel, waited for; None if nothing."""
-        line = self._process.stdout.readline()
-        if not line:
-            return None
         folder = Path(self._folder.name)
-        return build.Binary((folder / "ptx").read_text(encoding="utf-8"), (folder / "cubin").read_bytes(), json.loads(line)["dsl_version"])
+        with contextlib.suppress(OSError, ValueError):  # of a process that is ended as it writes there may be half an answer
+            version = json.loads(self._process.stdout.readline())["dsl_version"]
+            return build.Binary((folder / "ptx").read_text(encoding="utf-8"), (folder / "cubin").read_bytes(), version)
+        return None
 
 
-def serve() -> None:
-    """What the helper runs, until its standard input ends."""
+def serve(caller: int, folder_name: str) -> None:
+    """What the helper runs, until its standard input ends, or the process `caller` does."""
+    folder = Path(folder_name)
+    threading.Thread(target=_end_with, args=(caller, folder), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the DSL prints is no answer
+    tempfile.tempdir = str(folder)  # the caller removes it, and what a compilation leaves that it puts an end to
     with contextlib.suppress(Exception):  # the caller tries the same, and says what is wrong
         build.import_dsl()
         for line in sys.stdin:
             asked = json.loads(line)
-            folder = Path(asked["folder"])
-            tempfile.tempdir = str(folder)  # the caller removes it, and what a compilation leaves that it puts an end to
             binary = build.build((folder / "source").read_text(encoding="utf-8"), asked["name"], asked["arch"])
             (folder / "ptx").write_text(binary.ptx, encoding="utf-8")
             (folder / "cubin").write_bytes(binary.cubin)
             answers.write(json.dumps({"dsl_version": binary.dsl_version}) + "\n")
             answers.flush()
+
+
+def _end_with(caller: int, folder: Path) -> None:
+    """A caller that is killed removes nothing, and no end of the standard input is seen in the middle of a compile."""
+    while os.getppid() == caller:
+        time.sleep(0.5)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)

@@ -1,6 +1,8 @@
 """A second process compiles one kernel: the same bytes as without it, and the same errors, whatever becomes of it."""
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -80,3 +82,57 @@ def test_ended_while_it_compiles_it_leaves_nothing_behind(tmp_path, monkeypatch)
             assert helper._process.poll() is None
             time.sleep(0.02)
     assert not list(tmp_path.glob("fa4c-*"))  # the DSL keeps a folder of its own
+
+
+def test_without_room_for_the_source_it_is_compiled_here(built, monkeypatch):
+    def no_room(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_text", no_room)
+    with build_helper.Helper() as helper:
+        assert len(build_helper.build_all(SOURCES, "sm_90a", helper)) == 2
+    assert built == ["short", "long"]
+
+
+def test_without_a_folder_there_is_no_process(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/no/folder")
+    with build_helper.Helper() as helper:
+        assert helper is None
+
+
+# The second process is a busy one: it says its id in a file, and never answers.
+CALLER = """
+import os, pathlib, sys, time
+from fa4c.cli import compile as command, main
+from fa4c.lowering import build_helper
+
+BUSY = f"import os, pathlib; pathlib.Path({sys.argv[1]!r}).write_text(str(os.getpid()))\\nwhile True: pass"
+
+def compile_file(*_):
+    with build_helper.Helper() as helper:
+        helper.ask(BUSY, "slow", "sm_90a")
+        helper.answer()
+
+command.compile_file = compile_file
+sys.exit(main.main(["compile", "no.mlir", "--emit", "ptx"]))
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_it_does_not_outlive_a_caller_that_is_ended(tmp_path, sent):
+    folders, said = tmp_path / "tmp", tmp_path / "id"
+    folders.mkdir()
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, said], env={**os.environ, "TMPDIR": str(folders)}, stderr=subprocess.PIPE)
+    try:
+        while not (said.exists() and said.read_text()):
+            assert caller.poll() is None
+            time.sleep(0.05)
+        caller.send_signal(sent)
+        caller.communicate(timeout=10)  # until nobody holds the other end of stderr any more
+    except subprocess.TimeoutExpired:
+        os.kill(int(said.read_text()), signal.SIGKILL)
+        raise
+    finally:
+        caller.kill()
+    assert caller.wait() == (143 if sent == signal.SIGTERM else -sent)
+    assert not list(folders.glob("fa4c-*"))
