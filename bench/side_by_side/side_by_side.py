@@ -39,6 +39,9 @@ CASES = [
     ("bwd", (128, 128), (), {"FA_DISABLE_2CTA": "1"}, (512, 128), (768, 128), 2),
     ("bwd", (64, 64), (), {}, (512, 128), (768, 128), 2),
     ("bwd", (128, 128), PAIRS, {}, (512, 256), (768, 256), 4),
+    ("fwd", (64, 64), (("tile-exp-emulation", "share", "2"),), {}, (256, 512), (256, 768), 4),  # the peer's own share
+    ("fwd", (96, 96), (), {}, (256, 512), (256, 768), 4),
+    ("fwd", (192, 128), (), {}, (256, 384), (256, 768), 6),  # whole blocks of 96 keys, and of the peer's 128
 ]
 # name -> the counters that it is the sum of; one side's TMA copy may be the other's bulk copy
 COUNTED = {
