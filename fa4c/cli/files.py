@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 
 from ..ir.diagnostics import Diagnostic
+from ..runtime import whole_file
 
 STDIN = "-"
 
@@ -58,22 +58,11 @@ def is_artifact(path: str) -> bool:
 
 
 def write_whole(path: str, data: str | bytes) -> None:
-    """All of the file or nothing: a temporary file beside it, then a rename."""
-    folder, name = os.path.split(os.path.abspath(path))
+    """All of the file or nothing (a device or a pipe is written to)."""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        whole_file.write_whole(path, data.encode() if isinstance(data, str) else data)
     except OSError as error:
         raise _file_error("write", path, error) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise _file_error("write", path, error) from None
-        raise
 
 
 def check_writable(path: str) -> None:
@@ -93,12 +82,6 @@ def progress(text: str) -> None:
     """One line on stderr during long work, for a person at a terminal only."""
     if sys.stderr.isatty():
         print(f"fa4c: {text}", file=sys.stderr)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _file_error(verb: str, path: str, error: OSError) -> Diagnostic:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import pathlib
-import tempfile
 import weakref
 import zipfile
 
 from . import manifest as manifest_module
 from .errors import ArtifactError
+from .whole_file import write_whole
 
 MANIFEST = "manifest.json"
 
@@ -109,25 +108,12 @@ def write(path, manifest: dict, members: dict[str, bytes | str]) -> None:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in [(MANIFEST, _manifest_bytes(whole.manifest)), *sorted(whole.members.items())]:
             archive.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
-    write_atomically(path, buffer.getvalue())
-
-
-def write_atomically(path: pathlib.Path, data: bytes) -> None:
-    """Write to a temporary name beside `path`, then rename; an interrupted write leaves nothing under `path`."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.", suffix=".tmp")
+        write_whole(path, buffer.getvalue())
     except OSError as error:
         raise ArtifactError(
             f"cannot write here: {error.strerror}", where=path, fix="name a folder that exists and can be written"
         ) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def load(path) -> Artifact:

@@ -6,11 +6,10 @@ All are JSON with a schema number and a kind. No MLIR, no torch.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import tempfile
 
 from ..ir.diagnostics import Diagnostic
+from ..runtime.whole_file import write_whole
 from ..targets.tuned import SCHEMA as TARGET_SCHEMA
 
 SCHEMA = 1
@@ -40,17 +39,7 @@ def read_json(path, kind: str) -> dict:
 
 def write_json(path, data: dict) -> None:
     """Whole or not at all."""
-    path = pathlib.Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
 __all__ = ["PLAN", "RESULT", "SCHEMA", "TARGET_SCHEMA", "read_json", "write_json"]

@@ -354,6 +354,7 @@ def _not_the_default(name: str, spec) -> str:
         "first": "8 : i64",
         "slot": "1 : i64",
         "fold": "64 : i64",
+        "turns": "1 : i64",
     }[name]
 
 

@@ -66,7 +66,7 @@ F32 = "tensor<128x128xf32, #tile.reg>"
     (FRAGMENT.format(F32) + COPY.format("store", "%f, %acc", f"{F32}, {ACC}"), "needs target in #tile.tmem"),
     (COPY.format("load", "%acc, %acc", f"{ACC}, {ACC}"), "needs target in #tile.reg"),
     ('  %l = "warp.link"() {groups = 3, ahead = 0} : () -> !warp.order\n', "there are 1 or 2 row blocks"),
-    ('  %l = "warp.link"() {groups = 2, ahead = 2} : () -> !warp.order\n', "and one slot"),
+    ('  %l = "warp.link"() {groups = 2, ahead = 3} : () -> !warp.order\n', "at most 2 slots"),
     ('  %l = "warp.link"() {groups = 2, ahead = 1} : () -> !warp.order\n  "warp.signal"(%l) : (!warp.order) -> ()\n', ""),
 ])  # fmt: skip
 def test_copies_and_links(lines, message):

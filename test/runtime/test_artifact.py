@@ -2,6 +2,8 @@
 
 import json
 import os
+import stat
+import threading
 import zipfile
 
 import pytest
@@ -9,6 +11,7 @@ from runtime_samples import MEMBERS, manifest
 
 from fa4c.runtime import artifact
 from fa4c.runtime.errors import ArtifactError, ManifestError
+from fa4c.runtime.whole_file import write_whole
 
 
 @pytest.fixture
@@ -132,3 +135,16 @@ def test_nothing_is_written_for_a_bad_manifest_or_folder(tmp_path):
     assert os.listdir(tmp_path) == []
     with pytest.raises(ArtifactError, match="cannot write here"):
         artifact.write(tmp_path / "no" / "x.fa4c", manifest(), MEMBERS)
+
+
+def test_a_pipe_is_written_to_and_a_link_is_followed(tmp_path):
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_whole(pipe, b"data")
+    reader.join(10)
+    assert read == [b"data"] and stat.S_ISFIFO(pipe.stat().st_mode)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_whole(tmp_path / "link", b"more")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"more"
