@@ -25,9 +25,9 @@ from .warp_specialize import _Kernel, at_launch
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
 _ISSUE_REGISTERS, _MOST_ISSUE_REGISTERS = 48, 88  # of the warpgroup whose warps only issue copies and MMAs; if nobody else can take them
-# Beside a role that corrects: 8 columns, what they become and addresses fit 40 registers, issuing takes 22; 2 x (184 + 40) + 32 = 480:
+# Beside a role that corrects: 16 columns, what they become and addresses fit 48 registers, issuing takes 22; 2 x (176 + 48) + 32 = 480:
 # five warpgroups start with 96 registers a thread each, and setmaxnreg waits for ever for more than they start with
-_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 40, 8, 32
+_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 48, 16, 32
 _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
 
 
