@@ -183,7 +183,7 @@ FAULTS = [
     Fault(
         "too many registers",
         lambda o: set_number(o.all("role")[0], "registers", 56),
-        "gives its roles 68608 registers, but an SM has 65536",
+        "gives its roles 68608 registers, but starts with 64512",
     ),
     Fault(
         "too few registers",
