@@ -62,7 +62,7 @@ class Kernel:
     deterministic: bool = False
 
     def __str__(self) -> str:
-        mode = "deterministic" if self.deterministic else "pair" if self.ctas == 2 else "plain"
+        mode = ("pair-" if self.ctas == 2 else "") + "deterministic" if self.deterministic else "pair" if self.ctas == 2 else "plain"
         return f"{self.direction}:{self.variant}:{self.head_dim[0]},{self.head_dim[1]}:{mode}"
 
     @property
@@ -79,8 +79,10 @@ class Kernel:
     @property
     def sizes(self) -> dict[str, dict]:
         """Name -> sizes. ALiBi's slopes are one a query head; one query reads a bias's first row for all 128 of a tile, which the emulator
-        is slow at."""
+        is slow at. Of a pair one CTA adds to a row, so twice the keys make as many writers."""
         found = {name: size for name, size in SIZES.items() if name != WRITERS or self.direction == "bwd"}
+        if self.ctas == 2 and WRITERS in found:
+            found[WRITERS] = {**SIZES[WRITERS], "n": 2 * SIZES[WRITERS]["n"]}
         if self.variant == "alibi":
             return {name: {**size, "hkv": size["hq"]} for name, size in found.items()}
         return {**found, ONE_QUERY: dict(b=1, hq=4, hkv=2, m=129, n=40)} if self.variant == "bias" else found
@@ -93,13 +95,14 @@ def matrix() -> list[Kernel]:
         for head_dim in HEAD_DIMS[:4] if direction == "bwd" else HEAD_DIMS:
             for variant in VARIANTS:
                 found += [Kernel(direction, variant, head_dim), Kernel(direction, variant, head_dim, ctas=2)]
-                found += [Kernel(direction, variant, head_dim, deterministic=True)] if direction == "bwd" else []
+                if direction == "bwd":
+                    found += [Kernel(direction, variant, head_dim, ctas, deterministic=True) for ctas in (1, 2)]
     return found
 
 
 def of_ci() -> dict[Kernel, str]:
     """Kernel -> the name of its sizes, each in turn: every direction, head dim and variant, a captured bias by one of both; pairs at each
-    head dim, fixed orders at each that has them. The product of all is `matrix`."""
+    head dim, fixed orders at each that has them, and both at once in the smallest. The product of all is `matrix`."""
     sizes, found = list(SIZES), {}
     for direction in ("fwd", "bwd"):
         for place, head_dim in enumerate(HEAD_DIMS[:4] if direction == "bwd" else HEAD_DIMS):
@@ -111,7 +114,7 @@ def of_ci() -> dict[Kernel, str]:
                 kernels.append(Kernel(direction, ("causal", "window", "full")[place], head_dim, deterministic=True))
             for kernel in kernels:
                 found[kernel] = sizes[(len(found) + place) % (5 if direction == "bwd" else 4)]
-    return found
+    return {**found, Kernel("bwd", "causal", HEAD_DIMS[0], ctas=2, deterministic=True): ODD}
 
 
 # -- one kernel ----------------------------------------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ SM100A_BACKWARD = {
 
 SM100A_BACKWARD_DETERMINISTIC = {
     **SM100A_BACKWARD,
-    "tile": "tile-row-sum-by-mma,tile-accumulate-in-tmem,tile-deterministic-reduction,tile-pipeline,tile-alias-tmem,"
-            "tile-lpt-grid,tile-persistent",
+    "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-row-sum-by-mma,tile-accumulate-in-tmem,"
+            "tile-deterministic-reduction,tile-pipeline,tile-alias-tmem,tile-lpt-grid,tile-persistent",
 }
 
 PIPELINES = {

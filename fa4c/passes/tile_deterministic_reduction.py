@@ -17,13 +17,17 @@ loop: block i is added to by the CTAs x with lo(x) <= i < hi(x).
   The grid is reversed, so that larger x have smaller numbers. Nobody waits; the longest start last.
 - Others: turn x is x, and each CTA also counts for the blocks that it does not add to, before its loop and behind it.
 
+Where a pair of CTAs halves a block's rows (tile-insert-dsmem-exchange), each half has a counter of its own, to which one CTA of each pair
+adds: turns count pairs, x // 2, and a reversed grid keeps each CTA's place in its pair. The two of a pair make the same trips.
+
 Nobody waits forever, however few CTAs run at once: a CTA only waits for CTAs of smaller number, which start first. Sums of all rows to one
 element take no turns: `fixed_order_sums.py` stores them and adds them up.
 
 Before:  "tile.global_add"(%x, %dq, %b, %row, %h, %c0)
 After:   "tile.wait_count"(%counter, %turn, %b, %row, %h);  "tile.global_add"(...);  "tile.add_count"(%counter, %b, %row, %h)
 
-Runs before tile-pipeline and whatever changes the grid. Source: the deterministic backward of FlashAttention (dQ semaphores; Dao 2023).
+Runs behind what makes pairs, before tile-pipeline and what else changes the grid. Source: the deterministic backward of FlashAttention (dQ
+semaphores; Dao 2023).
 """
 
 from __future__ import annotations
@@ -31,11 +35,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import targets
-from ..ir import tile
+from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
 from ..ir.tile import space_of
 from ._tile_map import operations_in
+from .cluster_grid import depending_on
 from .fixed_order_sums import add_up_behind, place_of
 from .loop_nest import can_swap, carries_sums, constant, depends, swap, walk_backwards
 from .op_costs import warpgroups
@@ -60,11 +65,14 @@ def tile_deterministic_reduction(module: ir.Module) -> None:
         if len(set(descending)) > 1:
             raise op_diagnostic(adds[descending.index(not descending[0])], "needs another order of the grid than the first addition",
                                 why="a grid runs one way", fix="split the kernel: attn-split-backward")
+        if any(descending) and kernel.cluster.value > ranges[0].rows.ctas:
+            raise op_diagnostic(adds[0], "needs a grid in reverse, where CTAs run in clusters and each adds whole blocks",
+                                why="that would change the places in a cluster", fix="leave out what makes the clusters")
         count = _Arguments(kernel, launches)
         last = count.last_block(ranges[0].place) if any(descending) else None
         for add, found in zip(adds, ranges, strict=True):
             counters = warpgroups(add, target) if space_of(add.x.type) == "reg" else 1  # one warp adds what lies in shared memory
-            counter = count.counter(add, counters)
+            counter = count.counter(add, counters, found.rows.ctas)
             if found.order == _ANYHOW:
                 _count_the_rest(add, found, counter)
             _order(add, found, counter, last)
@@ -72,12 +80,23 @@ def tile_deterministic_reduction(module: ir.Module) -> None:
 
 
 @dataclass
+class _Rows:
+    """Block `number` of the target's rows is `size` rows from `first` on; each of `ctas` CTAs adds the part of its `rank`."""
+
+    number: object
+    first: object
+    size: int | None  # None: not known to be constant
+    ctas: int = 1
+    rank: object = None  # tile.cta_rank's result
+
+
+@dataclass
 class _Range:
-    """Block `number` of the target's rows is added to by the CTAs x with lower(x) <= number < upper(x)."""
+    """Block `rows.number` is added to by the CTAs x with lower(x) <= number < upper(x)."""
 
     place: object  # tile.program_id
     loop: object  # the scf.for over blocks
-    number: object
+    rows: _Rows
     lower: object
     upper: object
 
@@ -90,7 +109,20 @@ class _Range:
             return _ASCENDING
         if not all(_never_falls(bound, x) for bound in moving):
             return _ANYHOW
-        return _BACKWARDS if all(_slope(bound, x) >= 2 for bound in moving) and carries_sums(self.loop) else _DESCENDING
+        apart = all(_slope(bound, x) * self.rows.ctas >= 2 for bound in moving)
+        return _BACKWARDS if apart and carries_sums(self.loop) else _DESCENDING
+
+    def turns(self, x):
+        """Whose turn it is counts CTAs, or pairs: the number of the pair of CTA x, below 0 where x is."""
+        if self.rows.ctas == 1:
+            return x
+        return arith.floordivsi(x, arith.constant(ir.IndexType.get(), self.rows.ctas))
+
+    def counted(self, add) -> list:
+        """Where the counter of what is added lies: the block's first row, and the CTA's place in its pair."""
+        row = list(add.dims)[0]
+        coords = [self.rows.first if axis == row else coord for axis, coord in enumerate(list(add.coords)[:-1])]
+        return coords if self.rows.ctas == 1 else [*coords, self.rows.rank]
 
 
 _ASCENDING, _BACKWARDS, _DESCENDING, _ANYHOW = "ascending", "ascending, backwards", "descending", "ascending, and past what is not visited"
@@ -99,7 +131,8 @@ _ASCENDING, _BACKWARDS, _DESCENDING, _ANYHOW = "ascending", "ascending, backward
 def _range_of(add, kernel) -> _Range:
     place = place_of(add, kernel)
     row = list(add.dims)[0]
-    number = _factor(add.coords[row])
+    rows = _rows_of(add.coords[row], kernel.cluster.value)
+    number = rows.number
     loops = _loops_around(add)
     for loop in loops:
         if not any(depends(c, loop.regions[0].blocks[0].arguments[0]) for c in add.coords):
@@ -112,14 +145,29 @@ def _range_of(add, kernel) -> _Range:
     loop = next((lp for lp in loops if depends(number, lp.regions[0].blocks[0].arguments[0])), None)
     if loop is None:
         raise op_diagnostic(add, "does not walk over blocks of rows", why="its row does not depend on a loop's index")
-    return _Range(place, loop, number, *_bounds(add, loop, number))
+    found = _Range(place, loop, rows, *_bounds(add, loop, number))
+    if rows.ctas > 1 and any(bound in depending_on(kernel, place.x, rows.ctas) for bound in (found.lower, found.upper)):
+        raise op_diagnostic(add, "adds part of a block in a loop whose trips differ between the CTAs of a pair",
+                            why="turns count pairs: to each half of a block one CTA of a pair adds", fix="run attn-to-tile{alike=2}")
+    return found
 
 
-def _factor(row):
-    """The number of the block: what is multiplied by a constant to give the row."""
-    if _is(row, "arith.muli") and constant(row.owner.operands[1]) is not None:
-        return row.owner.operands[0]
-    return row
+def _rows_of(row, cluster: int) -> _Rows:
+    """number * size, or number * size + rank * (size / cluster), of which each CTA of a cluster adds a part that is its own."""
+    if cluster > 1 and _is(row, "arith.addi"):
+        for block, part in (row.owner.operands, reversed(list(row.owner.operands))):
+            (number, size), (rank, own) = _product(block), _product(part)
+            if size is not None and own is not None and own * cluster == size and _is(rank, tile_pair.CtaRankOp.OPERATION_NAME):
+                return _Rows(number, block, size, cluster, rank)
+    number, size = _product(row)
+    return _Rows(number, row, size)
+
+
+def _product(value):
+    """(v, c) of v * c for a constant c; (v, None) of another v."""
+    if _is(value, "arith.muli") and constant(value.owner.operands[1]) is not None:
+        return value.owner.operands[0], constant(value.owner.operands[1])
+    return value, None
 
 
 def _bounds(add, loop, number):
@@ -135,7 +183,8 @@ def _bounds(add, loop, number):
             if first is not None and _is(length, "arith.subi") and length.owner.operands[1] == first:
                 return first, length.owner.operands[0]
     raise op_diagnostic(add, "walks over blocks in a way that is not known",
-                        why="known: block = index, or first + index for index from 0 to end - first")
+                        why="known: block = index, or first + index for index from 0 to end - first; its rows from block * size on, or, "
+                        "of a pair's two halves, from block * size + tile.cta_rank * size / 2 on")
 
 
 def _without_floor(value):
@@ -146,16 +195,16 @@ def _without_floor(value):
 
 
 def _order(add, found: _Range, counter, last) -> None:
-    x, coords = found.place.x, list(add.coords)[:-1]
+    x, number, coords = found.place.x, found.rows.number, found.counted(add)
     with ir.InsertionPoint(add), add.location:
-        turn = x
+        turn = found.turns(x)
         if found.order == _BACKWARDS and depends(found.upper, x):
             index = ir.IndexType.get()
-            before = _largest(found.upper, found.number, x)  # the last CTA whose blocks end before this one, if there is one
-            turn = arith.subi(x, arith.maxsi(arith.addi(before, arith.constant(index, 1)), arith.constant(index, 0)))
+            before = found.turns(_largest(found.upper, number, x))  # the last one whose blocks end before this one, if there is one
+            turn = arith.subi(turn, arith.maxsi(arith.addi(before, arith.constant(index, 1)), arith.constant(index, 0)))
         elif found.order == _DESCENDING:
-            behind = arith.minsi(last, _largest(found.lower, found.number, x)) if depends(found.lower, x) else last
-            turn = arith.subi(behind, x)
+            behind = arith.minsi(last, _largest(found.lower, number, x)) if depends(found.lower, x) else last
+            turn = arith.subi(found.turns(behind), turn)
         tile.WaitCountOp(counter=counter, count=turn, coords=coords)
     block = _block_after(add)
     with block, add.location:
@@ -165,7 +214,7 @@ def _order(add, found: _Range, counter, last) -> None:
 def _turn(ranges: list, last) -> None:
     """Turn round the grid, or the loops, each once."""
     if last is not None:
-        _reverse(ranges[0].place, last)
+        _reverse(ranges[0].place, last, ranges[0].rows)
     turned = []
     for found in ranges:
         if found.order != _BACKWARDS or any(loop.operation == found.loop.operation for loop in turned):
@@ -177,11 +226,19 @@ def _turn(ranges: list, last) -> None:
             swap(around.opview, found.loop)
 
 
-def _reverse(place, last) -> None:
-    """Block last - x for the CTA of place x: what was computed from x is computed from that."""
+def _reverse(place, last, rows: _Rows) -> None:
+    """Block last - x for the CTA of place x: what was computed from x is computed from that. A CTA of a pair keeps its place in it."""
     users = [use.owner for use in place.x.uses]
-    with ir.InsertionPoint(_next(last.owner)), place.location:
+    behind = last.owner
+    if rows.ctas > 1:
+        rows.rank.owner.move_after(behind)
+        behind = rows.rank.owner
+    with ir.InsertionPoint(_next(behind)), place.location:
         block = arith.subi(last, place.x)
+        if rows.ctas > 1:
+            index = ir.IndexType.get()
+            swapped = arith.subi(arith.muli(rows.rank, arith.constant(index, 2)), arith.constant(index, rows.ctas - 1))
+            block = arith.addi(block, swapped)
     for user in users:
         for n, operand in enumerate(user.operation.operands):
             if operand == place.x:
@@ -196,11 +253,12 @@ def _next(operation):
 def _count_the_rest(add, found: _Range, counter) -> None:
     """For the blocks before the first one of this CTA's loop, and for those behind its last one."""
     index, one, zero = ir.IndexType.get(), *(_constant_before(found.loop, n) for n in (1, 0))
+    size = found.rows.size or add.x.type.shape[0]
     row = list(add.dims)[0]
     with ir.InsertionPoint(found.loop), found.loop.location:
         axis = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), row)
         rows = tile.DimOp(tensor=add.target, axis=axis, out=index).out
-        blocks = arith.ceildivsi(rows, arith.constant(index, add.x.type.shape[0]))
+        blocks = arith.ceildivsi(rows, arith.constant(index, size))
         first = arith.minsi(found.lower, blocks)
         rest = arith.maxsi(found.lower, found.upper)
         _count_each(add, found, counter, zero, first, one)
@@ -211,9 +269,9 @@ def _count_the_rest(add, found: _Range, counter) -> None:
 def _count_each(add, found: _Range, counter, first, end, one) -> None:
     loop = scf.ForOp(first, end, one)
     with ir.InsertionPoint(loop.body):
-        here = {found.number: loop.induction_variable}
-        coords = [_again(coord, found.loop, here) for coord in list(add.coords)[:-1]]
-        tile.WaitCountOp(counter=counter, count=found.place.x, coords=coords)
+        here = {found.rows.number: loop.induction_variable}
+        coords = [_again(coord, found.loop, here) for coord in found.counted(add)]
+        tile.WaitCountOp(counter=counter, count=found.turns(found.place.x), coords=coords)
         tile.AddCountOp(counter=counter, coords=coords)
         scf.YieldOp([])
 
@@ -338,11 +396,12 @@ class _Arguments:
         with ir.InsertionPoint(_next(place.operation)), place.location:
             return arith.subi(size, arith.constant(ir.IndexType.get(), 1))
 
-    def counter(self, add, counters: int):
+    def counter(self, add, counters: int, ctas: int):
         if add.target not in self.counters:
             kind = add.target.type
-            shape = [None if kind.is_dynamic_dim(axis) else kind.shape[axis] for axis in range(kind.rank - 1)] + [counters]
-            counter = tile.tile_type(shape, "i32", "gmem")
+            parts = [] if ctas == 1 else [ctas]
+            shape = [None if kind.is_dynamic_dim(axis) else kind.shape[axis] for axis in range(kind.rank - 1)]
+            counter = tile.tile_type([*shape, *parts, counters], "i32", "gmem")
             number = list(self.kernel.body.blocks[0].arguments).index(add.target)
             for launch in list(self.launches):
                 workspace = self._workspace(launch, launch.tensors[number], counter)
@@ -360,7 +419,8 @@ class _Arguments:
         host = host_of(launch)
         entry = entry_of(host, target)
         dims = [dim.value for dim in list(entry["dims"])[:-1]]
-        return add_workspace(host, f"{entry['name'].value}_turns", [*dims, "warpgroups"], counter, init="zero")
+        parts = ["ctas"] * (counter.rank - len(dims) - 1)
+        return add_workspace(host, f"{entry['name'].value}_turns", [*dims, *parts, "warpgroups"], counter, init="zero")
 
 
 def _loops_around(op) -> list:
