@@ -18,7 +18,7 @@ from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
 from .register_pressure import MAP_COLUMNS
 from .role_ops import RULES, Role, i64, index_constant, is_load, is_row, is_staged, less, location_of, operations_within
-from .schedule import Slot
+from .schedule import Slot, is_scalar_op
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
 from .warp_specialize import _Kernel, at_launch
 
@@ -75,8 +75,11 @@ class TmemKernel(_Kernel):
 
     def is_common(self, op) -> bool:
         """What is computed from sizes and places each role computes for itself: it would be alive across the compute role, which needs all
-        its registers, and ptxas would keep it on the stack for all roles."""
-        return not op.operation.name.startswith("arith.") or op.operation.name == "arith.constant"
+        its registers, and ptxas would keep it on the stack for all roles. Not what a common operation needs, as a place that is read."""
+        if not op.operation.name.startswith("arith.") or op.operation.name == "arith.constant":
+            return True
+        users = [use.owner for result in op.operation.results for use in result.uses]
+        return any(user.operation.parent == op.operation.parent and is_scalar_op(user) and self.is_common(user) for user in users)
 
     def role_of(self, op) -> str:
         return role_of(op, self.corrections.operations if self.corrections is not None else ())
