@@ -42,6 +42,7 @@ def parse_arguments():
     ap.add_argument("--cases", default="", help="comma-separated parts of case and check names")
     ap.add_argument("--skip", default="", help="comma-separated parts of case and check names to leave out")
     ap.add_argument("--jobs", type=int, default=1, help="artifacts at a time")
+    ap.add_argument("--seed", type=int, default=0, help="of the operands of the cases")
     ap.add_argument("--stall", type=float, default=60, help="seconds without progress after which a kernel counts as hanging")
     ap.add_argument("--budget", type=float, default=480, help="seconds for the whole run; what is left then is reported as not run")
     ap.add_argument("--commit", default="", help="the commit to record (default: asks git)")
@@ -90,7 +91,7 @@ def run_child(args, files, deadline):
         log = pathlib.Path(scratch) / "rows.jsonl"
         log.touch()
         command = [sys.executable, __file__, args.folder, "--out", str(log), "--cases", args.cases]
-        command += ["--skip", args.skip, "--jobs", str(args.jobs), "--worker", *map(str, files)]
+        command += ["--skip", args.skip, "--jobs", str(args.jobs), "--seed", str(args.seed), "--worker", *map(str, files)]
         child = subprocess.Popen(command + (["--time"] if args.time else []))
         seen, last, reason = 0, time.time(), ""
         while child.poll() is None:
@@ -129,9 +130,12 @@ def worker(args) -> int:
             say(kind="start", artifact=name, case="load")
             try:
                 artifact, begun = artifact_module.load(path), time.time()
-                for event in (times if args.time else checks)(
-                    artifact, Chosen(args), lambda case, name=name: say(kind="start", artifact=name, case=case)
-                ):
+
+                def starts(case, name=name):
+                    say(kind="start", artifact=name, case=case)
+
+                found = times(artifact, Chosen(args), starts) if args.time else checks(artifact, Chosen(args), starts, args.seed)
+                for event in found:
                     say(artifact=name, **event, seconds=round(time.time() - begun, 2))
                     begun = time.time()
                 synchronize()
@@ -153,7 +157,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def checks(artifact, chosen, start):
+def checks(artifact, chosen, start, seed):
     """Events of one artifact: one for each case and each behaviour."""
     import backward
     import behaviours
@@ -164,7 +168,7 @@ def checks(artifact, chosen, start):
     for case in cases.ALL if forward else cases.BACKWARD:
         if chosen(case.name):
             start(case.name)
-            yield dict(kind="check", case=case.name, sizes=case.sizes, **(run_case if forward else run_backward)(artifact, case))
+            yield dict(kind="check", case=case.name, sizes=case.sizes, **(run_case if forward else run_backward)(artifact, case, seed))
     if cases.DEVICE != "cuda":
         return
     more = backward.WITH_FORWARD if artifact.direction == "both" else []
@@ -198,21 +202,21 @@ class Chosen:
         return not any(part in name for part in self._skipped) and (not self._wanted or any(part in name for part in self._wanted))
 
 
-def run_case(artifact, case) -> dict:
+def run_case(artifact, case, seed: int = 0) -> dict:
     """Compare with float64, outputs poisoned and guarded; `ratio` is the worst error over its limit."""
     import cases
 
     from fa4c.runtime import check
 
-    inputs = cases.inputs_of(case, artifact.semantics)
+    inputs = cases.inputs_of(case, artifact.semantics, seed)
     return guarded(artifact, artifact.semantics, inputs, lambda got: check.check(artifact.semantics, inputs, got))
 
 
-def run_backward(artifact, case) -> dict:
+def run_backward(artifact, case, seed: int = 0) -> dict:
     """The same for gradients, compared with autograd; O and LSE are the forward kernel's."""
     import backward
 
-    problem = backward.Problem(artifact, case)
+    problem = backward.Problem(artifact, case, seed)
     return guarded(artifact.backward, artifact.backward.semantics, problem.inputs, problem.check)
 
 
