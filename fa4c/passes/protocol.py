@@ -15,8 +15,9 @@ import random
 from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import space_of
+from .protocol_pipes import PIPE_RULES, PipeRules
 from .protocol_shared import SharedRules
-from .protocol_state import Agent, Place, Program, Slot
+from .protocol_state import Agent, Program
 from .protocol_tmem import TMEM_RULES, TmemRules, tmem_fragments_touched
 from .sampled_scalars import SampledScalars
 
@@ -38,7 +39,7 @@ def _forget(values, known) -> None:
         known.pop(value, None)
 
 
-class _Machine(SharedRules, TmemRules):
+class _Machine(PipeRules, SharedRules, TmemRules):
     def __init__(self, program, scalars):
         self.program, self.scalars = program, scalars
         self.slots, self.barriers, self.epoch = {}, {}, {}
@@ -111,24 +112,20 @@ class _Machine(SharedRules, TmemRules):
                 raise op_diagnostic(written, "writes a buffer that nothing reads", fix="store it with warp.tma_store, or remove it")
             if agent.has_turn:
                 raise op_diagnostic(agent.role, "ends with a turn that it never gave on", fix="put warp.turn_give after the MMAs")
-        for (pipe, group, stage, cta), slot in self.slots.items():
-            if slot.armed or slot.bytes_in:
-                raise op_diagnostic(
-                    pipe.owner.opview,
-                    f"ends with slot {stage} half filled",
-                    why="bytes that were announced never came, or came unannounced",
-                )
-            waits = sum(
-                1 for a in self.agents for p in a.places.values() if p.pipe == pipe and p.group == group and p.cta == cta and not p.producer
-            )
-            if slot.filled and waits and slot.filled > self._consumed(pipe, group, stage, cta):
-                raise op_diagnostic(
-                    pipe.owner.opview, f"ends with slot {stage} filled but never read", why="one role loads more often than the other reads"
-                )
+        self.check_slots()
 
-    def _consumed(self, pipe, group, stage, cta) -> int:
-        counts = (count for (a, p, g, s, _), count in self.reads.items() if (p, g, s, a.cta) == (pipe, group, stage, cta))
-        return max(counts, default=0)
+    def fellows(self, agent) -> list:
+        """The agents of its role, in its CTA."""
+        return [a for a in self.agents if a.role == agent.role and a.cta == agent.cta]
+
+    def ctas_of(self, agent, op):
+        """In which CTAs' memories an operation reads and writes."""
+        return range(2) if isinstance(op, warp_tmem.Tcgen05MmaOp) and op.ctas.value == 2 else [agent.cta]
+
+    def _barriers(self, agent, buffer) -> int:
+        """How many barriers of those that matter for the buffer the agent has passed."""
+        narrow = self.program.exchanged[agent.role].get(buffer) == "warpgroup"
+        return agent.group_barriers if narrow else self.epoch.get(agent, 0)
 
     # -- control flow
 
@@ -184,192 +181,6 @@ class _Machine(SharedRules, TmemRules):
                     slot.arrivals, slot.emptied = 0, slot.emptied + 1
             place.phase = 1 - place.phase
 
-    # -- pipes
-
-    def slot(self, place, cta: int | None = None) -> Slot:
-        """The slot of this CTA, or of `cta`: who empties it, and as a rule who fills it."""
-        return self.slots.setdefault((place.pipe, place.group, place.stage, place.cta if cta is None else cta), Slot())
-
-    def full(self, place) -> Slot:
-        """The slot whose full barrier is meant: of a pipe with `leader` that of the pair's first CTA."""
-        return self.slot(place, 0 if place.pipe.owner.opview.leader.value else None)
-
-    def state(self, agent, op) -> None:
-        group = agent.group if op.group is None and op.pipe.owner.opview.groups.value > 1 else op.group.value if op.group is not None else 0
-        producer = op.phase.value == 1
-        seen = {} if producer else dict.fromkeys(range(op.pipe.owner.opview.stages.value), 0)
-        agent.places[op.out] = Place(op.pipe, 0, op.phase.value, producer, group, agent.cta, seen)
-
-    def acquire(self, agent, op):
-        place = agent.places[op.state]
-        if not self._arrivals(place):
-            raise op_diagnostic(
-                op,
-                "acquires a slot that nobody ever empties",
-                why="its pipeline has arrivals = 0",
-                fix="set arrivals to the number of reading warps",
-            )
-        while self.slot(place).emptied % 2 == place.phase:  # a fresh mbarrier answers true for parity 1
-            yield op
-        place.acquired = True
-        self.learn(agent, self.slot(place).empty_clock)
-
-    def _arrivals(self, place) -> int:
-        return place.pipe.owner.opview.arrivals.value
-
-    def arm(self, agent, op) -> None:
-        place, slot = agent.places[op.state], self.full(agent.places[op.state])
-        if self._arrivals(place) and not place.acquired:
-            raise op_diagnostic(
-                op,
-                "fills a slot that was not acquired",
-                why="readers of its last content may not be done",
-                fix="put warp.acquire before it",
-            )
-        if place.pipe.owner.opview.leader.value and agent.cta:
-            return  # the first CTA counts the bytes of both
-        if slot.armed:
-            raise op_diagnostic(op, "arms a slot twice", why="the phase before has not completed")
-        slot.armed = True
-        self.tell(agent, slot.full_clock)
-        self._complete_fill(place)
-
-    def tma_load(self, agent, op) -> None:
-        if op.state is None:
-            raise op_diagnostic(op, "has no pipe", why="nobody learns when its bytes have come", fix="run warp-insert-barriers")
-        place = agent.places[op.state]
-        slot = self.full(place)
-        if op.shared.value != (place.pipe.owner.opview.ctas.value > 1):
-            raise op_diagnostic(
-                op,
-                f"is {'shared' if op.shared.value else 'not shared'}, but its pipeline counts on {place.pipe.owner.opview.ctas.value} CTAs",
-                why="a slot is filled by all CTAs of the cluster, each a share, or by its own alone",
-                fix="make shared and the pipeline's ctas agree",
-            )
-        if slot.readers:
-            raise op_diagnostic(
-                op,
-                "overwrites a slot that is still being read",
-                why=f"role {next(iter(slot.readers)).name} has not released it",
-                fix="acquire the slot first; release it after the last read",
-            )
-        if slot.filled and self._arrivals(place) == 0:
-            raise op_diagnostic(op, "fills a slot for the second time that nobody ever empties", why="its pipeline has arrivals = 0")
-        self._check_overwrite(agent, op, op.buffer)
-        self.overwritten.discard((agent.cta, op.buffer))
-        self._check_stage(op, op.buffer, place)
-        emptied = self.slot(place).emptied
-        if slot.filled > emptied and self._arrivals(place):
-            raise op_diagnostic(
-                op,
-                "overwrites a slot before it was read",
-                why=f"it was filled {slot.filled} times and emptied {emptied} times",
-                fix="acquire the slot first, from phase 1 on",
-            )
-        slot.buffers = slot.buffers | {op.buffer} if slot.bytes_in else {op.buffer}
-        slot.bytes_in += op.buffer.type.shape[1] * op.buffer.type.shape[2] * warp.bits_of(op.buffer.type.element_type) // 8
-        self._complete_fill(place)
-        if slot.bytes_in > place.pipe.owner.opview.tx_bytes.value:
-            raise op_diagnostic(
-                op,
-                f"brings {slot.bytes_in} bytes into a slot",
-                why=f"its pipeline counts tx_bytes = {place.pipe.owner.opview.tx_bytes.value}",
-            )
-
-    def _check_stage(self, op, buffer, place) -> None:
-        if place.stage >= buffer.type.shape[0]:
-            raise op_diagnostic(
-                op,
-                f"goes to stage {place.stage} of a buffer that has {buffer.type.shape[0]}",
-                why=f"its pipeline has {place.pipe.owner.opview.stages.value} stages",
-                fix="give both the same number of stages",
-            )
-
-    def _complete_fill(self, place) -> None:
-        slot = self.full(place)
-        if slot.armed and slot.bytes_in == place.pipe.owner.opview.tx_bytes.value:
-            slot.armed, slot.bytes_in, slot.filled = False, 0, slot.filled + 1
-            slot.arrivals = 0
-
-    def wait(self, agent, op):
-        place = agent.places[op.state]
-        if place.waited:
-            raise op_diagnostic(
-                op, "waits for a slot twice", why="the role has not advanced", fix="release and advance after the last read"
-            )
-        if agent.cta and place.pipe.owner.opview.leader.value:
-            raise op_diagnostic(op, "waits in both CTAs of a pair", why="the full barriers of its pipeline are those of the first CTA",
-                                fix="let a role with leader = true wait")
-        slot = self.full(place)
-        while slot.filled % 2 == place.phase:
-            yield op
-        place.waited, place.released = True, False
-        place.seen[place.stage] = slot.filled
-        self.learn(agent, slot.full_clock)
-        slot.readers.add(agent)
-        key = (agent, place.pipe, place.group, place.stage, op.state)
-        self.reads[key] = self.reads.get(key, 0) + 1
-
-    def release(self, agent, op) -> None:
-        place = agent.places[op.state]
-        if not place.waited or place.released:
-            raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
-        slot = self.slot(place)
-        for _, _, reads, _ in [*agent.in_flight, agent.open_group]:
-            if any(s is slot for s, _ in reads):
-                raise op_diagnostic(
-                    op,
-                    "releases a slot that an MMA in flight still reads",
-                    why="the producer may overwrite it now",
-                    fix="put warp.wgmma_wait before it",
-                )
-        if any(store.slot is slot for group in [agent.open_stores, *agent.store_groups] for store in group):
-            raise op_diagnostic(op, "releases a slot that an addition may still read", why="it is asynchronous",
-                                fix="put warp.store_commit and warp.store_wait {pending = 0} before it")
-        if any(s is slot for s in agent.unsynced):
-            raise op_diagnostic(
-                op,
-                "releases a slot that other lanes may still read",
-                why="one lane arrives for its warp, and nothing says that the others are done",
-                fix="put warp.sync_warp before it",
-            )
-        self._arrive_empty(agent, op, place, agent.warps)
-
-    def give_back(self, agent, op, place, arrivals: int, ctas: int) -> None:
-        """By a commit: once all MMAs before it are done. Of one CTA, or of both of the pair."""
-        if not place.waited or place.released:
-            raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
-        if place.pipe.owner.opview.ctas.value > 1:
-            raise op_diagnostic(op, "releases a slot of several CTAs", why="a commit arrives on the barriers of its own CTA only",
-                                fix="leave out tile-multicast")
-        for cta in range(2) if ctas == 2 else [agent.cta]:
-            self._arrive_empty(agent, op, place, arrivals, cta)
-
-    def _arrive_empty(self, agent, op, place, arrivals: int, cta: int | None = None) -> None:
-        slot = self.slot(place, cta)
-        self.tell(agent, slot.empty_clock)
-        place.released = True
-        self.full(place).readers.discard(agent)
-        slot.arrivals += arrivals * place.pipe.owner.opview.ctas.value  # the other CTAs do what this one does
-        if slot.arrivals == self._arrivals(place):
-            slot.arrivals, slot.emptied = 0, slot.emptied + 1
-        elif slot.arrivals > self._arrivals(place):
-            raise op_diagnostic(
-                op, f"brings {slot.arrivals} arrivals to a slot", why=f"its pipeline counts arrivals = {self._arrivals(place)}"
-            )
-
-    def advance(self, agent, op) -> None:
-        place = agent.places[op.state]
-        others = [p for p in agent.places.values() if p.pipe == place.pipe and p is not place]  # who reads a slot last releases it
-        if not place.producer and self._arrivals(place) and not place.released and not others:
-            raise op_diagnostic(
-                op, "leaves a slot that it has not released", why="the producer will wait for it forever", fix="put warp.release before it"
-            )
-        place.stage += 1
-        place.acquired = place.waited = place.released = False
-        if place.stage == place.pipe.owner.opview.stages.value:
-            place.stage, place.phase = 0, 1 - place.phase
-
     # -- MMAs and fragments
 
     def wgmma(self, agent, op) -> None:
@@ -399,27 +210,6 @@ class _Machine(SharedRules, TmemRules):
         agent.open_group[0].add(op.acc)
         agent.open_group[1] |= a_fragment
         agent.open_group[2] += reads
-
-    def sync_warp(self, agent, op) -> None:
-        idle = not agent.unsynced and not agent.lanes_wrote and "fenced" not in agent.handing.values() and agent.turn_known_to != "one"
-        if idle and agent.role not in self.program.passes_rows:
-            raise op_diagnostic(op, "synchronises lanes that did nothing", why="no load into registers, or write, came before it, and no "
-                                "wait for a turn", fix="remove it")
-        agent.unsynced, agent.lanes_wrote, agent.turn_known_to, agent.passed = [], False, "", False
-        agent.handing = {state: "synced" if how == "fenced" else how for state, how in agent.handing.items()}
-
-    def fellows(self, agent) -> list:
-        """The agents of its role, in its CTA."""
-        return [a for a in self.agents if a.role == agent.role and a.cta == agent.cta]
-
-    def ctas_of(self, agent, op):
-        """In which CTAs' memories an operation reads and writes."""
-        return range(2) if isinstance(op, warp_tmem.Tcgen05MmaOp) and op.ctas.value == 2 else [agent.cta]
-
-    def _barriers(self, agent, buffer) -> int:
-        """How many barriers of those that matter for the buffer the agent has passed."""
-        narrow = self.program.exchanged[agent.role].get(buffer) == "warpgroup"
-        return agent.group_barriers if narrow else self.epoch.get(agent, 0)
 
     def fence(self, agent, op) -> None:
         agent.fence_seen, agent.unfenced = True, set()
@@ -458,8 +248,6 @@ class _Machine(SharedRules, TmemRules):
         agent.defined |= written
         agent.unfenced |= read | written
 
-    # -- shared memory of threads
-
     # -- additions in turn
 
     def global_add(self, agent, op) -> None:
@@ -493,6 +281,14 @@ class _Machine(SharedRules, TmemRules):
         agent.group_barriers += 1
         agent.turn_known_to, agent.adding = "", False
         agent.drained, agent.unsynced, agent.lanes_wrote, agent.passed = set(), [], False, False
+
+    def sync_warp(self, agent, op) -> None:
+        idle = not agent.unsynced and not agent.lanes_wrote and "fenced" not in agent.handing.values() and agent.turn_known_to != "one"
+        if idle and agent.role not in self.program.passes_rows:
+            raise op_diagnostic(op, "synchronises lanes that did nothing", why="no load into registers, or write, came before it, and no "
+                                "wait for a turn", fix="remove it")
+        agent.unsynced, agent.lanes_wrote, agent.turn_known_to, agent.passed = [], False, "", False
+        agent.handing = {state: "synced" if how == "fenced" else how for state, how in agent.handing.items()}
 
     def _meet(self, agent, op, key, need):
         waiting = self.barriers.setdefault(key, [0, 0])  # arrivals of this generation, generation
@@ -543,13 +339,7 @@ def fragments_touched(op) -> tuple[set, set]:
 
 
 _RULES = {
-    warp.StateOp: _Machine.state,
-    warp.AcquireOp: _Machine.acquire,
-    warp.ArmOp: _Machine.arm,
-    warp.TmaLoadOp: _Machine.tma_load,
-    warp.WaitOp: _Machine.wait,
-    warp.ReleaseOp: _Machine.release,
-    warp.AdvanceOp: _Machine.advance,
+    **PIPE_RULES,
     warp.WgmmaOp: _Machine.wgmma,
     warp.WgmmaCommitOp: _Machine.commit,
     warp.WgmmaWaitOp: _Machine.wgmma_wait,

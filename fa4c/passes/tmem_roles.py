@@ -17,7 +17,8 @@ from ..ir.mlir import arith, ir, scf
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
 from .register_pressure import MAP_COLUMNS
-from .role_ops import RULES, Role, i64, index_constant, is_load, is_row, is_staged, less, location_of, operations_within
+from .role_loops import index_constant, less, operations_within
+from .role_ops import RULES, Role, i64, is_load, is_row, is_staged, location_of
 from .schedule import Slot, is_scalar_op
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
 from .warp_specialize import _Kernel, at_launch

@@ -29,7 +29,8 @@ from ..ir.mlir import ir
 from ..ir.tile import space_of
 from . import fragments
 from .registry import register_pass
-from .role_ops import Role, clone_op, i64, is_any, is_compute, is_load, is_reduce, is_row, is_staged, operations_within
+from .role_loops import clone_op, operations_within
+from .role_ops import Role, i64, is_any, is_compute, is_load, is_reduce, is_row, is_staged
 from .schedule import is_scalar_op
 from .shared_room import BARRIER_BYTES, follows
 
