@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..ir import scalar, warp
 from ..ir.mlir import ir
+from ..ir.tile_base import nested_in
 
 
 class Known:
@@ -18,7 +19,7 @@ class Known:
 
     def forget_written(self, block) -> None:
         """What a block writes: before a loop's body, behind a branch."""
-        for op in _nested(block):
+        for op in nested_in(block):
             self._forget(op)
 
     def step(self, op) -> set:
@@ -43,14 +44,6 @@ class Known:
 
 def _writes(op, value) -> bool:
     return any(value == written for name in ("target", "acc") if (written := getattr(op, name, None)) is not None)
-
-
-def _nested(block):
-    for op in block.operations:
-        yield op
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from _nested(inner)
 
 
 def _fold(op, known: dict) -> tuple[set, object]:

@@ -29,6 +29,7 @@ from .tile_base import (  # noqa: F401
     check_yield,
     cluster_around,
     column_of,
+    goes_to_shared,
     has_ctas,
     has_shares,
     in_space,
@@ -38,6 +39,7 @@ from .tile_base import (  # noqa: F401
     schedules_stand_in_loops,
     shape_text,
     space_of,
+    takes_elements,
     tile_type,
 )
 from .tile_host import DeviceOp, DimOp, HostOp, LaunchOp, Pow2FloorOp  # noqa: F401
@@ -249,13 +251,6 @@ class MapOp(Scheduled, name="map"):
         out = self.out.type
         if not in_space(self, "out", self.out, "reg", "tmem"):
             return False
-        arguments = list(self.body.blocks[0].arguments)
-        if len(arguments) != len(self.inputs) + 2:
-            return op_error(
-                self,
-                f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
-                why="the region takes one element of each input, then row and column as index",
-            )
         for number, value in enumerate(self.inputs):
             if not in_space(self, f"input {number}", value, "reg", "smem", "tmem"):
                 return False
@@ -267,14 +262,7 @@ class MapOp(Scheduled, name="map"):
                     f"has input {number} of shape {shape_text(shape)}, but the result is {shape_text(out.shape)}",
                     why="inputs have the result's shape, or are row vectors, or 1 x columns in #tile.smem",
                 )
-            if arguments[number].type != value.type.element_type:
-                return op_error(
-                    self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}"
-                )
-        for argument in arguments[-2:]:
-            if not isinstance(argument.type, ir.IndexType):
-                return op_error(self, f"region arguments for row and column are index, but one is {argument.type}")
-        return self._check_cond() and check_yield(self, self.body, [out.element_type])
+        return takes_elements(self) and self._check_cond() and check_yield(self, self.body, [out.element_type])
 
     def _check_cond(self) -> bool:
         if self.cond is None:
@@ -375,10 +363,8 @@ class ToSharedOp(Scheduled, name="to_shared"):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (in_space(self, "x", self.x, "reg", rank=2) and in_space(self, "out", self.out, "smem", rank=2)):
+        if not goes_to_shared(self):
             return False
-        if self.buffers.value < 1:
-            return op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}")
         same = list(self.x.type.shape) == list(self.out.type.shape) and self.x.type.element_type == self.out.type.element_type
         return same or op_error(self, f"copies {self.x.type} to {self.out.type}", why="shape and dtype stay")
 

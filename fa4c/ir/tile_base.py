@@ -145,14 +145,44 @@ def check_yield(op, region, types) -> bool:
     return got == list(types) or op_error(op, f"yields {', '.join(map(str, got)) or 'nothing'}, but needs {', '.join(map(str, types))}")
 
 
+def takes_elements(op) -> bool:
+    """Whether the region of a map takes an element of each input, and where it stands."""
+    arguments = list(op.body.blocks[0].arguments)
+    if len(arguments) != len(op.inputs) + 2:
+        return op_error(
+            op,
+            f"has {len(op.inputs)} inputs, but its region takes {len(arguments)} arguments",
+            why="the region takes one element of each input, then row and column as index",
+        )
+    for number, value in enumerate(op.inputs):
+        given, held = arguments[number].type, value.type.element_type
+        if given != held:
+            return op_error(op, f"region argument {number} is {given}, but input {number} holds {held}")
+    for argument in arguments[-2:]:
+        if not isinstance(argument.type, ir.IndexType):
+            return op_error(op, f"region arguments for row and column are index, but one is {argument.type}")
+    return True
+
+
+def goes_to_shared(op) -> bool:
+    """Whether an operation brings x from registers to shared memory, into one of its `buffers`."""
+    if not (in_space(op, "x", op.x, "reg", rank=2) and in_space(op, "out", op.out, "smem", rank=2)):
+        return False
+    return op.buffers.value >= 1 or op_error(op, f"needs at least 1 buffer, but has {op.buffers.value}")
+
+
 def nested_operations(region) -> list:
     """All operations in a region, nested ones included, in order."""
+    return [op for block in region.blocks for op in nested_in(block)]
+
+
+def nested_in(block) -> list:
+    """The same of one block."""
     found = []
-    for block in region.blocks:
-        for op in block.operations:
-            found.append(op)
-            for nested in op.operation.regions:
-                found += nested_operations(nested)
+    for op in block.operations:
+        found.append(op)
+        for region in op.operation.regions:
+            found += nested_operations(region)
     return found
 
 

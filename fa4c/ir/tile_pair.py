@@ -9,7 +9,7 @@ from typing import Any
 from .base import optional
 from .diagnostics import op_error
 from .mlir import ext, ir
-from .tile import Operation, Scheduled, cluster_around, in_space
+from .tile import Operation, Scheduled, cluster_around, goes_to_shared
 
 
 class CtaRankOp(Operation, name="cta_rank", traits=[ext.Pure]):
@@ -38,10 +38,8 @@ class ExchangeOp(Scheduled, name="exchange"):
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
-        if not (in_space(self, "x", self.x, "reg", rank=2) and in_space(self, "out", self.out, "smem", rank=2)):
+        if not goes_to_shared(self):
             return False
-        if self.buffers.value < 1:
-            return op_error(self, f"needs at least 1 buffer, but has {self.buffers.value}")
         axis, shape = self.axis.value, list(self.x.type.shape)
         if axis not in (0, 1) or shape[axis] % 2:
             return op_error(self, f"halves {self.x.type} along axis {axis}", why="it splits rows (0) or columns (1), an even number")

@@ -7,7 +7,7 @@ from typing import Any
 from .base import optional
 from .diagnostics import op_error
 from .mlir import ext, ir
-from .tile import check_yield, space_of
+from .tile import check_yield, space_of, takes_elements
 from .warp_base import (
     Operation,
     StateOp,
@@ -162,25 +162,11 @@ class MapOp(Operation, name="map"):
     def verify_op(self) -> bool:
         if not is_fragment(self, "target", self.target):
             return False
-        arguments = list(self.body.blocks[0].arguments)
-        if len(arguments) != len(self.inputs) + 2:
-            return op_error(
-                self,
-                f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments",
-                why="the region takes one element of each input, then row and column as index",
-            )
         for number, value in enumerate(self.inputs):
             shape = list(self.target.type.shape)
             if space_of(value.type) != "reg" or list(value.type.shape) not in (shape, shape[:1], [1, *shape[1:]]):
                 return op_error(self, f"has input {number} of type {value.type} for a target {self.target.type}")
-            if arguments[number].type != value.type.element_type:
-                return op_error(
-                    self, f"region argument {number} is {arguments[number].type}, but input {number} holds {value.type.element_type}"
-                )
-        for argument in arguments[-2:]:
-            if not isinstance(argument.type, ir.IndexType):
-                return op_error(self, f"region arguments for row and column are index, but one is {argument.type}")
-        return check_yield(self, self.body, [self.target.type.element_type])
+        return takes_elements(self) and check_yield(self, self.body, [self.target.type.element_type])
 
 
 class ReduceOp(Operation, name="reduce"):

@@ -14,6 +14,7 @@ from .base import optional
 from .diagnostics import op_error
 from .mlir import ext, ir
 from .tile import check_yield, column_of, space_of, tile_type
+from .tile_base import nested_operations
 from .warp_base import (
     BufferOp,
     Operation,
@@ -378,15 +379,7 @@ def _copies(op) -> bool:
 
 def issues_mmas(role: RoleOp) -> bool:
     """Whether a role holds tcgen05 MMAs."""
-
-    def inside(block):
-        for op in block.operations:
-            yield op
-            for region in op.operation.regions:
-                for inner in region.blocks:
-                    yield from inside(inner)
-
-    return any(isinstance(op, Tcgen05MmaOp) for op in inside(role.body.blocks[0]))
+    return any(isinstance(op, Tcgen05MmaOp) for op in nested_operations(role.body))
 
 
 __all__ = [name for name in dir() if name.endswith("Op")] + ["BufferOp", "PipelineOp", "is_region", "issues_mmas", "words_of"]

@@ -17,6 +17,7 @@ from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
+from ..ir.tile_base import nested_in, nested_operations
 from . import parameters
 from .cute_maps import MapRules
 from .cute_tiles import TileRules
@@ -100,7 +101,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
 
     def operations(self):
         """All operations of the kernel, nested ones too."""
-        return _walk(self.kernel.body.blocks[0])
+        return nested_operations(self.kernel.body)
 
     # -- dispatch
 
@@ -285,7 +286,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         and load the parameters for it. Not where registers are short, as where they hold all tiles.
         """
         found = []
-        for op in _walk(body) if self.layout.rows == 128 else ():
+        for op in nested_in(body) if self.layout.rows == 128 else ():
             if isinstance(op, warp.WhenOp) and space_of(op.cond.type) != "reg" and op.cond in self.values and op.cond not in self.held:
                 self.held[op.cond] = self.names.fresh("held")
                 self.top(f"{self.held[op.cond]} = hold({self.operand(op.cond)})")
@@ -415,14 +416,6 @@ class _Kernel(TileRules, TmemRules, MapRules):
 
     def fence_async(self, op) -> None:
         self.top(f'cute.arch.fence_proxy("async.shared", space="{"cluster" if op.cluster.value else "cta"}")')
-
-
-def _walk(block):
-    for op in block.operations:
-        yield op
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from _walk(inner)
 
 
 _CONTROL_RULES = {"scf.for": _Kernel.for_op, "scf.if": _Kernel.if_op, "scf.yield": _Kernel.yield_op}

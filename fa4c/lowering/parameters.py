@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ..ir import tile, warp
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
+from ..ir.tile_base import nested_operations
 from .index_expr import index_expression
 from .scalar_source import MANIFEST_DTYPES, dsl_type
 from .source_text import Lines
@@ -117,7 +118,7 @@ def of_kernel(launch: Launch) -> list[Parameter]:
     """Descriptors, addresses, strides, sizes, launch scalars: those in use."""
     entries, kernel = entries_of(launch), launch.kernel
     descriptors, pointers, strides, sizes = [], [], [], {}
-    for op in _walk(kernel.body.blocks[0]):
+    for op in nested_operations(kernel.body):
         if isinstance(op, warp.TensorMapOp):
             descriptors.append(_descriptor(op, entries[op.tensor]))
         elif isinstance(op, tile.DimOp):
@@ -283,14 +284,6 @@ def host_source(kernel, parameters: list[Parameter]) -> str:
     out("    Int32(1), Int32(1), Int32(1), make_fake_stream(),")
     out(")")
     return out.text()
-
-
-def _walk(block):
-    for op in block.operations:
-        yield op
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from _walk(inner)
 
 
 __all__ = [

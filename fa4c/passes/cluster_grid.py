@@ -2,6 +2,7 @@
 
 from ..ir import tile
 from ..ir.mlir import arith, ir
+from .loop_nest import constant
 
 
 def depending_on(kernel, x, ctas: int) -> set:
@@ -28,7 +29,7 @@ def _is_common(operation, x, ctas: int) -> bool:
     """Whether it computes x // n for a multiple n of `ctas`."""
     if operation.name != "arith.floordivsi" or operation.operands[0] != x:
         return False
-    divisor = constant_of(operation.operands[1])
+    divisor = constant(operation.operands[1])
     return divisor is not None and divisor % ctas == 0
 
 
@@ -58,12 +59,6 @@ def distance(value, x) -> int | None:
     if None in parts or owner.name not in ("arith.addi", "arith.subi", "arith.muli"):
         return None
     if owner.name == "arith.muli":
-        factor = next((constant_of(o) for o, part in zip(owner.operands, parts, strict=True) if part == 0), None)
+        factor = next((constant(o) for o, part in zip(owner.operands, parts, strict=True) if part == 0), None)
         return None if factor is None else factor * sum(parts)
     return parts[0] + parts[1] if owner.name == "arith.addi" else parts[0] - parts[1]
-
-
-def constant_of(value) -> int | None:
-    """The number that `arith.constant` gives."""
-    owner = value.owner
-    return owner.attributes["value"].value if not isinstance(owner, ir.Block) and owner.name == "arith.constant" else None

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import Scheduled, space_of
+from ._tile_map import operations_in
 from .modulo import Edge, Graph, Op
 from .op_costs import Cost, cost, warpgroups
 from .register_pressure import Version
@@ -187,20 +188,12 @@ def _reads(op) -> list:
 
 def _check_unscheduled(op) -> None:
     name = op.operation.name
-    if any(isinstance(inner, Scheduled) for inner in _nested(op)):
+    if any(isinstance(inner, Scheduled) for inner in operations_in(op)):
         raise op_diagnostic(op, "holds tile operations within a loop to be pipelined", why="they have no place in a step of their own",
                             fix="give the operations a `cond`, or move them out of the loop")
     tiles = [v for v in [*op.operation.operands, *op.operation.results] if space_of(v.type) in ("reg", "smem", "tmem")]
     if tiles and name not in ("scf.yield", "tile.splat"):
         raise op_diagnostic(op, "computes with tiles, but has no place in a schedule", fix="use a tile operation")
-
-
-def _nested(op):
-    for region in op.operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner
-                yield from _nested(inner)
 
 
 # ----------------------------------------------------------------------------------------------------------------------- data, effects

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..ir import warp, warp_tmem
 from ..ir.mlir import ir
+from ..ir.tile_base import nested_operations
 from . import shared_exchange
 from .sampled_scalars import counted_dims
 
@@ -30,11 +31,12 @@ class Program:
         self.overlapping = {a: [b for b in self.buffers if b != a and _overlap(byte_range(a), byte_range(b))] for a in self.buffers}
         self._values = {}
         self.exchanged = {role: shared_exchange.exchanged(role) for role in self.roles}
-        self.mma_operands = {v for role in self.roles for op in shared_exchange._walk(role.body.blocks[0])
+        self.mma_operands = {v for role in self.roles for op in nested_operations(role.body)
                              if isinstance(op, warp_tmem.Tcgen05MmaOp) for v in (op.a, op.b)}
         self.counted = {dim for role in self.roles for dim in counted_dims(role)}
         # where a loop makes no trip, nothing was passed on behind it
-        self.passes_rows = {r for r in self.roles if any(isinstance(op, (warp_tmem.PostOp, warp_tmem.FetchOp)) for op in _operations(r))}
+        passing = (warp_tmem.PostOp, warp_tmem.FetchOp)
+        self.passes_rows = {role for role in self.roles if any(isinstance(op, passing) for op in nested_operations(role.body))}
         self.bodies = {role: _tree(role.body.blocks[0]) for role in self.roles}
         self.paired = any(role.leader.value for role in self.roles) or any(
             op.leader.value for op in operations if isinstance(op, warp.PipelineOp)
@@ -48,14 +50,6 @@ class Program:
 
 
 _STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp, warp_tmem.TmemAllocOp, warp_tmem.TmemOp, warp_tmem.RowBoxOp)
-
-
-def _operations(op):
-    for region in op.operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner
-                yield from _operations(inner)
 
 
 def _overlap(a, b) -> bool:

@@ -23,6 +23,7 @@ from ..ir import warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
+from ..ir.tile_base import nested_in, nested_operations
 from .sampled_scalars import SampledScalars
 
 _MOST_TRIPS = 6  # more than slots and stages of a pipelined loop: later iterations repeat
@@ -31,9 +32,9 @@ _MIXED = 6  # so many runs with trip counts drawn at random, for loops in loops
 
 def exchanged(role) -> dict:
     """Buffers that a role's threads write and its MMAs read -> "role" if some MMA reads other warpgroups' parts, else "warpgroup"."""
-    written = {op.buffer for op in _walk(role.body.blocks[0]) if isinstance(op, warp.StoreSharedOp)}
+    written = {op.buffer for op in nested_operations(role.body) if isinstance(op, warp.StoreSharedOp)}
     scopes: dict = {}
-    for op in _walk(role.body.blocks[0]):
+    for op in nested_operations(role.body):
         if isinstance(op, warp.WgmmaOp):
             for buffer in buffers_read(op):
                 if buffer in written:
@@ -124,7 +125,7 @@ class _Run:
 
     def __init__(self, role, scopes: dict, counts: list):
         self.role, self.scopes = role, scopes
-        loops = [op for op in _walk(role.body.blocks[0]) if op.operation.name == "scf.for"]
+        loops = [op for op in nested_operations(role.body) if op.operation.name == "scf.for"]
         self.scalars = _Scalars(counts, {op.operation.operands[1] for op in loops if not _is_constant(op.operation.operands[1])})
         self.written = {}  # cell -> "written", then "fenced", then (by a barrier) "visible"
         self.in_flight, self.open = [], set()  # cells that groups of MMAs read
@@ -166,7 +167,7 @@ class _Run:
                 raise (_in_front_of(op, entered, missing) if i == lower else missing) from None
 
     def _forget(self, block) -> None:
-        for op in _walk(block):
+        for op in nested_in(block):
             for result in op.operation.results:
                 self.scalars.known.pop(result, None)
 
@@ -234,14 +235,6 @@ _RULES = {
 
 def _is_constant(value) -> bool:
     return not isinstance(value.owner, ir.Block) and value.owner.name == "arith.constant"
-
-
-def _walk(block):
-    for op in block.operations:
-        yield op
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from _walk(inner)
 
 
 def _i64(n: int) -> ir.IntegerAttr:

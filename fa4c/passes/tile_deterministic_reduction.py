@@ -366,9 +366,14 @@ def _max(y, c):
     return y, arith.cmpi(arith.CmpIPredicate.sgt, c, y)
 
 
+# More rows than a tensor has: one takes at least 32 bytes, and 2**35 bytes are more than a GPU holds. What is added to the limit on the way
+# to x is smaller, and kernels count in 32 bits
+_OUT_OF_REACH = 1 << 30
+
+
 def _min(y, c):
     """min(h, c) <= y where h <= y; where c <= y it holds for all x: the limit is then out of reach."""
-    most = arith.constant(ir.IndexType.get(), 1 << 30)
+    most = arith.constant(ir.IndexType.get(), _OUT_OF_REACH)
     return arith.select(arith.cmpi(arith.CmpIPredicate.sle, c, y), most, y), None
 
 

@@ -14,6 +14,7 @@ from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
+from ..ir.tile_base import nested_operations
 from . import protocol
 from .protocol_state import byte_range
 from .registry import register_pass
@@ -70,14 +71,6 @@ _LANES_ONLY = (
     warp_tmem.TmemLoadOp, warp_tmem.TmemStoreOp, warp_tmem.TmemMapOp, warp_tmem.TmemWaitOp, warp_tmem.PostOp, warp_tmem.FetchOp,
 )
 _NAMED = (warp.BarrierOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
-
-
-def _walk(block):
-    for op in block.operations:
-        yield op
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                yield from _walk(inner)
 
 
 def _registers(kind, warpgroups: int, layout: str) -> int:
@@ -272,7 +265,7 @@ class _Static:
         """No barrier serves two purposes, and none is numbered past 15."""
         uses: dict[int, tuple] = {}
         for role in self._of(warp.RoleOp):
-            for op in _walk(role.body.blocks[0]):
+            for op in nested_operations(role.body):
                 if not isinstance(op, _NAMED):
                     continue
                 turn = not isinstance(op, warp.BarrierOp)
@@ -294,7 +287,7 @@ class _Static:
                         )
 
     def _all_walks(self) -> list:
-        inside = [op for role in self._of(warp.RoleOp) for op in _walk(role.body.blocks[0]) if isinstance(op, warp.WalkOp)]
+        inside = [op for role in self._of(warp.RoleOp) for op in nested_operations(role.body) if isinstance(op, warp.WalkOp)]
         return [op for op in inside if op.word is not None]
 
     def _walks(self) -> None:
