@@ -13,7 +13,6 @@ import torch
 from fa4c.ir.context import new_context, parse_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.lowering.compile import compile_text
-from fa4c.passes.loop_nest import carries_sums
 from fa4c.passes.registry import run_pipeline
 from fa4c.runtime import emulated
 
@@ -238,26 +237,3 @@ def test_a_loop_that_does_more_than_run_another_stays():
                 module = parse_module(source, "program.mlir")
                 run_pipeline(module, "tile-deterministic-reduction")
                 assert str(module).count("scf.for") == found
-
-
-LOOP = """
-%c0 = arith.constant 0 : index
-%c1 = arith.constant 1 : index
-%zeros = "tile.splat"() {value = 0.0 : f32} : () -> tensor<64xf32, #tile.reg>
-%x = "tile.splat"() {value = 2.0 : f32} : () -> tensor<64x64xf32, #tile.reg>
-%r = scf.for %i = %c0 to %c1 step %c1 iter_args(%old = %zeros) -> (tensor<64xf32, #tile.reg>) {
-  %new = "tile.reduce"(%x, FROM) {kind = "KIND"} : (tensor<64x64xf32, #tile.reg>, tensor<64xf32, #tile.reg>) -> tensor<64xf32, #tile.reg>
-  scf.yield YIELD : tensor<64xf32, #tile.reg>
-}
-"""
-
-
-@pytest.mark.parametrize(("kind", "start", "last", "sums"), [
-    ("sum", "%old", "%new", True), ("max", "%old", "%new", False), ("sum", "%zeros", "%new", False), ("sum", "%old", "%old", False),
-])  # fmt: skip
-def test_only_loops_that_sum_are_walked_backwards(kind, start, last, sums):
-    """Whatever else a loop carries may depend on the order of its iterations."""
-    with new_context() as context:
-        text = LOOP.replace("FROM", start).replace("YIELD", last).replace("KIND", kind)
-        module = parse_module(text, "loop.mlir", context)
-        assert carries_sums(list(module.body.operations)[-1]) == sums
