@@ -367,15 +367,16 @@ def _short(attribute) -> str:
 
 
 class Table:
-    """The edits of one example at one level, and what becomes of each."""
+    """The edits of one example, or of a `text` of that name, at one level, and what becomes of each."""
 
-    def __init__(self, example: str, level: str, target: str = "sm_90a"):
+    def __init__(self, example: str, level: str, target: str = "sm_90a", text: str | None = None):
         self.example, self.level, self.target = example, level, target
         self.context = new_context()
         path = f"examples/{example}.mlir"
         first, self.rest = LEVELS[level]
         with self.context, ir.Location.unknown():
-            module = parse_module(compile_text((ROOT / path).read_text(), path, emit="tile", target=target), path, self.context)
+            source = (ROOT / path).read_text() if text is None else text
+            module = parse_module(compile_text(source, path, emit="tile", target=target), path, self.context)
             if first:
                 run_pipeline(module, first)
             self.text = print_module(module)

@@ -1,5 +1,6 @@
 """The table of `no_decoration.py`: a sample of its edits here, all of them in bench/results/no_decoration.txt."""
 
+import collections
 import json
 import pathlib
 import re
@@ -67,6 +68,25 @@ def test_every_kind_of_edit_is_made(causal):
     assert {"warp.wait", "warp.wgmma accumulate", "warp.pipeline arrivals", "warp.map", "tile.host tensors"} <= names
     deleted = [edit.what for edit in causal.edits if edit.kind == "delete"]
     assert len(deleted) == sum(1 for _ in no_decoration.walk(causal.module.operation))
+
+
+def in_turns(*turns: int) -> str:
+    """The GEMM of examples/tile, in which as many loads of b take turns, those of one number in one buffer."""
+    text = (no_decoration.ROOT / "examples/tile/gemm.mlir").read_text().replace("sm_90a", "sm_100a")
+    (load,), (mma,) = ([line for line in text.split("\n") if f"{name} = " in line] for name in ("%sb", "%s1"))
+    loads = [load.replace("%sb", f"%b{n}").replace("buffers = 4", f"turns = {number}") for n, number in enumerate(turns)]
+    sums = ["%s", *(f"%t{n}" for n in range(len(turns)))]
+    mmas = [mma.replace("%s1", after).replace("%sb", f"%b{n}").replace("%s)", f"{before})")
+            for n, (before, after) in enumerate(zip(sums, sums[1:], strict=False))]
+    return text.replace(load, "\n".join(loads)).replace(mma, "\n".join(mmas)).replace("yield %s1", f"yield {sums[-1]}")
+
+
+def test_turns_are_no_decoration():
+    """Which loads share a buffer shows in what is emitted; a load left alone is refused."""
+    table = Table("turns", "tile", "sm_100a", text=in_turns(0, 0, 0, 1, 1))
+    rows = [table.row(edit) for edit in table.edits if edit.what == "tile.load turns" and not edit.detail.startswith("absent")]
+    assert collections.Counter((row.detail, row.outcome) for row in rows) == {
+        ("0 -> 1", "warp text"): 3, ("1 -> 2", "refused"): 2, ("1 -> 0", "refused"): 2}
 
 
 # -- swaps compute the same ---------------------------------------------------------------------------------------------------------------
