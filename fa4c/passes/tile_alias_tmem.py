@@ -13,9 +13,9 @@ before, must have been done. Roles learn from it what to wait for. It never chan
 Before:  %s = "tile.mma"(...) {order = 3, stage = 0} -> tensor<256x128xf32, #tile.tmem<-1>>
          %pc = "tile.map"(...) {order = 16, stage = 0} -> tensor<256x128xbf16, #tile.tmem<-1>>
          %o = "tile.mma"(%pc, ...) {order = 1, stage = 1} -> tensor<256x128xf32, #tile.tmem<-1>>
-After:   %s ... {after = array<i64: 1, 1>} -> tensor<256x128xf32, #tile.tmem<0>>       // P of the last iteration lies there
-         %pc ... {after = array<i64: 4, 0>} -> tensor<256x128xbf16, #tile.tmem<0>>     // the scores have been read
-         %o ... -> tensor<256x128xf32, #tile.tmem<128>>
+After:   %s ... {after = array<i64: 1, 1>} -> tensor<256x128xf32, #tile.tmem<128>>      // P of the last iteration lies there
+         %pc ... {after = array<i64: 4, 0>} -> tensor<256x128xbf16, #tile.tmem<128>>    // the scores have been read
+         %o ... -> tensor<256x128xf32, #tile.tmem<0>>
 """
 
 from __future__ import annotations
