@@ -31,7 +31,7 @@ _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t cta_rank row0 col0 r g c kk lane OperandMajorMode "
     "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
     "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
-    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_step store_row load_row warp_sum "
+    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_at store_row load_row warp_sum "
     "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair max3 add_exponent llvm nvvm pair_barrier send_row arrive_at_leader hold"
 ).split()
 

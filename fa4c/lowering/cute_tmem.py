@@ -94,14 +94,14 @@ class TmemRules:
         if space_of(op.a.type) == "smem":
             a = self.names.fresh("a")
             self.top(f"{a} = {self._descriptor(op.a, op.a_state, a_major, block)}")
-            a_step = f"{a}.advance_start_address({self._step(op.a, a_major)})"
+            a_step = self._at_step(a, op.a, a_major)
         else:
             a_step = f"tmem_at({self._block_address(op.a, str(block))} + 8 * {{kk}}, {dtype})"
         accumulator = f"tmem_at({self._block_address(op.acc, str(block))}, Float32)"
         with self.unrolled("kk", depth // 16) as kk:
             self.top(
                 f"prims.tcgen05_mma(prims.Tcgen05MMAKind.F16, prims.CTAGroup.CTA_{ctas}, {accumulator}, {a_step.format(kk=kk)}, "
-                f"{b}.advance_start_address({self._step(op.b, op.transpose_b.value).format(kk=kk)}), {key}, "
+                f"{self._at_step(b, op.b, op.transpose_b.value).format(kk=kk)}, {key}, "
                 f"{'True' if op.accumulate.value else f'{kk} != 0'})"
             )
 
@@ -115,9 +115,9 @@ class TmemRules:
             pointer += f" + {block * warp_tmem.LANES * span}"
         return f"smem_operand({f'({pointer})' if '+' in pointer else pointer}, {rows}, {swizzle}, {k_major})"
 
-    def _step(self, buffer, k_major: bool) -> str:
+    def _at_step(self, name: str, buffer, k_major: bool) -> str:
         _, _, rows, _ = self._slab(buffer)
-        return f"operand_step({{kk}}, {rows}, {buffer.owner.opview.swizzle.value}, {k_major})"
+        return f"operand_at({name}, {{kk}}, {rows}, {buffer.owner.opview.swizzle.value}, {k_major})"
 
     def tcgen05_commit(self, op) -> None:
         where = self._full(op.state) if op.barrier.value == "full" else self._empty(op.state)

@@ -49,10 +49,14 @@ def smem_operand(pointer, rows, swizzle, k_major):
     layout = getattr(prims.Tcgen05SmemSwizzle, f"SWIZZLE_{swizzle}B")
     return prims.Tcgen05SmemDesc.build(pointer.toint(), 16 if k_major else rows * swizzle, 8 * swizzle, layout=layout)
 ''',
-    "operand_step": '''
-def operand_step(kk, rows, swizzle, k_major):
-    """Bytes to the 16 elements of k-step kk: 32 bytes along a row, slab after slab, or 16 rows down."""
-    return 32 * kk // swizzle * rows * swizzle + 32 * kk % swizzle if k_major else 16 * kk * swizzle
+    "operand_at": '''
+def operand_at(operand, kk, rows, swizzle, k_major):
+    """The descriptor of k-step kk, 16 elements: 32 bytes further along a row, slab after slab, or 16 rows down. Addresses are in the low
+    word; put together from two words it takes one addition."""
+    step = 32 * kk // swizzle * rows * swizzle + 32 * kk % swizzle if k_major else 16 * kk * swizzle
+    words = [Int32(word).ir_value() for word in (Int32(operand) + step // 16, operand >> 32)]
+    both = llvm.inline_asm(Int64.mlir_type, words, "mov.b64 $0, {$1, $2};", "=l,r,r", asm_dialect=llvm.AsmDialect.AD_ATT)
+    return prims.Tcgen05SmemDesc(Int64(both))
 ''',
     "warp_sum": '''
 def warp_sum(x):

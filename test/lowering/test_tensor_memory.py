@@ -114,6 +114,12 @@ def test_registers_suffice(path, head_dim):
     assert kernel_checks.stack_and_local_bytes(compiled.cubin(path, target=TARGET, head_dim=head_dim)) == []
 
 
+def test_a_step_of_an_operand_takes_one_addition():
+    """Eight steps of S = Q K, two operands each, and of P V: addresses are in the low word of a descriptor, the high one is a constant."""
+    loop = compiled.ptx("full.mlir", target=TARGET, head_dim=(64, 64))
+    assert loop.count("tcgen05.mma.") > 0 and "or.b64" not in loop and "cvt.u64.u32" not in loop
+
+
 def test_two_query_tiles_are_in_flight():
     """One warp issues: O += P V and the next scores of one row block, then of the other; scores of head dim 128 share columns with P."""
     source = compiled.level("causal.mlir", "cute", target=TARGET)
