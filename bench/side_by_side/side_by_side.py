@@ -7,6 +7,9 @@ PY is a Python that has flash-attn-4 and NumPy (the peer is installed by the use
 One head, one batch entry, bf16, no mask. Two lengths each: their difference is a number of tiles in the steady state, without what happens
 once for a CTA. Of each, the kernels that multiply and exponentiate are counted; with those beside them, which prepare rows (ours sums O dO
 by an MMA) and convert results, in "per_tile_of_all_kernels". All outputs are compared with float64.
+
+Ours is counted twice: as the pipeline chooses ("fa4c"), and told by `--set` what the peer chooses, its share of emulated exponentials and
+its blocks of keys ("fa4c, the peer's choices"). Where the two are the same kernel, it is run once.
 """
 
 from __future__ import annotations
@@ -32,17 +35,21 @@ from fa4c.lowering.compile import compile_text  # noqa: E402
 from fa4c.runtime import artifact, emulated  # noqa: E402
 
 PAIRS = (("tile-split-2cta", "ctas", "2"),)
-# direction, head dims, our options, environment of the peer, (m, n) and (m, n), tiles between the two
+SHARE = (("tile-exp-emulation", "share", "2"),)  # of 16 exponentials
+# 128 keys a block, of which two copies of K and V do not fit; the peer's three places, two of one size, one of the other, do
+WIDE = (("attn-to-tile", "block-n", "128"), ("attn-to-tile", "buffers", "1"))
+# direction, head dims, our options, those beside them that say the peer's choices, its environment, twice (m, n), tiles between the two
 CASES = [
-    ("fwd", (128, 128), (), {}, (256, 512), (256, 768), 4),
-    ("fwd", (64, 64), (), {}, (256, 512), (256, 768), 4),
-    ("bwd", (128, 128), (), {"FA_DISABLE_2CTA": "1"}, (512, 128), (768, 128), 2),
-    ("bwd", (64, 64), (), {}, (512, 128), (768, 128), 2),
-    ("bwd", (128, 128), PAIRS, {}, (512, 256), (768, 256), 4),
-    ("fwd", (64, 64), (("tile-exp-emulation", "share", "2"),), {}, (256, 512), (256, 768), 4),  # the peer's own share
-    ("fwd", (96, 96), (), {}, (256, 512), (256, 768), 4),
-    ("fwd", (192, 128), (), {}, (256, 384), (256, 768), 6),  # whole blocks of 96 keys, and of the peer's 128
+    ("fwd", (64, 64), (), SHARE, {}, (256, 512), (256, 768), 4),
+    ("fwd", (96, 96), (), SHARE, {}, (256, 512), (256, 768), 4),
+    ("fwd", (128, 128), (), (), {}, (256, 512), (256, 768), 4),
+    ("fwd", (192, 128), (), WIDE, {}, (256, 384), (256, 768), 6),  # whole blocks of 96 keys, and of 128
+    ("bwd", (64, 64), (), (), {}, (512, 128), (768, 128), 2),
+    ("bwd", (96, 96), (), (), {"FA_DISABLE_2CTA": "1"}, (512, 128), (768, 128), 2),
+    ("bwd", (128, 128), (), (), {"FA_DISABLE_2CTA": "1"}, (512, 128), (768, 128), 2),
+    ("bwd", (128, 128), PAIRS, (), {}, (512, 256), (768, 256), 4),
 ]
+OURS, AS_PEER, PEER = "fa4c", "fa4c, the peer's choices", "flash-attn-4"  # columns of the record
 # name -> the counters that it is the sum of; one side's TMA copy may be the other's bulk copy
 COUNTED = {
     "MMA clocks": ("mma_clocks",),
@@ -100,7 +107,8 @@ def theirs(direction: str, given: dict, python: str, environment: dict) -> tuple
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = pathlib.Path(folder) / "in.npz", pathlib.Path(folder) / "out.npz"
         np.savez(inputs, **{name: t.view(torch.int16).numpy() for name, t in given.items()})
-        command = [python, str(HERE / "flash_attn_4.py"), str(inputs), str(outputs), *(["--backward"] if direction == "bwd" else [])]
+        # without assertions: by one of them the peer wants tensors on a GPU
+        command = [python, "-O", str(HERE / "flash_attn_4.py"), str(inputs), str(outputs), *(["--backward"] if direction == "bwd" else [])]
         variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -125,26 +133,26 @@ def per_tile(small: list[dict], large: list[dict], tiles: int, of=forms_scores) 
 
 
 def compared(case, python: str) -> dict:
-    direction, head_dim, options, environment, *sizes, tiles = case
-    rows: dict[str, list] = {"fa4c": [], "flash-attn-4": []}
-    errors: dict[str, dict] = {name: {} for name in rows}
-    kernels: dict[str, int] = {}
+    direction, head_dim, options, choices, environment, *sizes, tiles = case
+    kinds = {OURS: options, AS_PEER: options + choices, PEER: None} if choices else {OURS: options, PEER: None}
+    rows: dict[str, list] = {name: [] for name in kinds}
+    errors: dict[str, dict] = {name: {} for name in kinds}
     for m, n in sizes:
         given = made_inputs(head_dim, m, n)
         want = right(direction, **given)
         forward = ours("fwd", head_dim, (), given, None)[2] if direction == "bwd" else None
-        mine, my_outputs, _ = ours(direction, head_dim, options, given, forward)
-        peers, peer_outputs = theirs(direction, given, python, environment)
-        for name, counters, outputs in (("fa4c", mine, my_outputs), ("flash-attn-4", peers, peer_outputs)):
+        for name, told in kinds.items():
+            counters, outputs = (
+                theirs(direction, given, python, environment) if told is None else ours(direction, head_dim, told, given, forward)[:2])
             rows[name].append(counters)
-            kernels[name] = sum(map(forms_scores, counters))
             errors[name] = {out: float(f"{np.abs(outputs[out] - want[out]).max():.3g}") for out in want}
     counts = {name: per_tile(*counters, tiles) for name, counters in rows.items()}
-    return {"direction": direction, "head_dim": list(head_dim), "fa4c": list(options), "peer": environment,
+    return {"direction": direction, "head_dim": list(head_dim), "fa4c": list(options), "peer's choices": list(choices), "peer": environment,
             "sizes": [list(s) for s in sizes], "tiles": tiles,
-            "kernels_counted": kernels, "max_abs_error": errors, "per_tile": counts,
+            "kernels_counted": {name: sum(map(forms_scores, counters[-1])) for name, counters in rows.items()},
+            "max_abs_error": errors, "per_tile": counts,
             "per_tile_of_all_kernels": {name: per_tile(*counters, tiles, of=bool) for name, counters in rows.items()},
-            "fa4c_higher_in": [name for name in COUNTED if counts["fa4c"][name] > counts["flash-attn-4"][name]]}
+            "higher_in": {name: [row for row in COUNTED if counts[name][row] > counts[PEER][row]] for name in kinds if name != PEER}}
 
 
 def said_by(*command: str) -> str:
