@@ -33,6 +33,7 @@ def main() -> int:
 def _demo() -> int:
     from .lowering.compile import compile_text
     from .runtime import artifact, check, inputs
+    from .runtime.sizes import parse_sizes
 
     if not EXAMPLE.is_file():
         print(f"demo: {EXAMPLE} is not there; run it in a checkout of the repository", file=sys.stderr)
@@ -44,8 +45,7 @@ def _demo() -> int:
                         overrides=(), emit="artifact")
     built = artifact.build(*made)
     print(f"2. compiled for {TARGET} in {time.perf_counter() - start:.1f} s, without a GPU: {_describe(built)}")
-    sizes = inputs.parse_sizes(SHAPE, built.semantics)
-    data = inputs.make_inputs(built.semantics, sizes)
+    data = inputs.make_inputs(built.semantics, parse_sizes(SHAPE))
     print(f"3. inputs: {SHAPE}, {built.manifest['dtype']}")
     start = time.perf_counter()
     what, outputs = _execute(built, data)

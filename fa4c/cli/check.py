@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..ir.diagnostics import Diagnostic
 from .files import display_name, is_artifact, read_module
 
 EXAMPLES = """examples:
@@ -37,6 +38,9 @@ def _check_module(path: str) -> str:
     from ..passes.registry import find_pass, run_pipeline, verify
 
     module = read_module(path)
+    if not len(module.body.operations):
+        raise Diagnostic("the file holds no function and no kernel", where=module.operation.location, why="there is nothing to check",
+                         fix="see examples/causal.mlir")
     verify(module)
     found = levels(module)
     if "warp" in found and find_pass("warp-check") is not None:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from ..ir.diagnostics import UsageError
+from ..ir.diagnostics import Diagnostic, UsageError
 from . import pass_flags
 from .files import STDIN, check_writable, display_name, progress, read_text, write_whole
 
@@ -27,7 +27,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .mlir file of the attn, tile or warp level, or - for standard input")
-    parser.add_argument("-o", metavar="OUT", dest="output", 
+    parser.add_argument("-o", metavar="OUT", dest="output",
                         help="where to write (default: NAME.fa4c here for an artifact, stdout for text)")
     add_variant_flags(parser)
     parser.add_argument("--emit", choices=EMIT, default="artifact", help="stop there (default: artifact); sass needs the extra [sass]")
@@ -91,11 +91,10 @@ def compile_file(args: argparse.Namespace, emit: str):
 
 def check_flags(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Refuse unknown targets, passes and options before any work; the changes that `--set` asks for."""
-    from .. import targets
     from ..passes.registry import check_overrides_occur, resolve
 
     if args.target is not None:
-        targets.get(args.target)
+        target_named(args.target)
     if args.generation is not None and args.pass_pipeline is not None:
         raise UsageError("--generation and --pass-pipeline both say which passes run", fix="give one of them")
     changes = pass_flags.overrides(args)
@@ -103,6 +102,22 @@ def check_flags(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     if args.pass_pipeline is not None:
         check_overrides_occur(changes, resolve(args.pass_pipeline))
     return changes
+
+
+def target_named(name: str):
+    """The target that a command line compiles for: an unknown one is wrong usage, a planned one is refused with its reason."""
+    from .. import targets
+
+    return targets.get(target_described(name).name)
+
+
+def target_described(name: str):
+    from .. import targets
+
+    try:
+        return targets.describe(name)
+    except Diagnostic as error:
+        raise UsageError(error.what, why=error.why, fix=error.fix) from None
 
 
 def check_what_ran(args: argparse.Namespace, changes, timing) -> None:

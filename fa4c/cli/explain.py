@@ -10,8 +10,7 @@ from ..ir.diagnostics import UsageError
 from . import pass_flags
 from .compile import add_variant_flags, check_flags, check_what_ran
 from .files import check_writable, display_name, progress, read_text, write_whole
-
-DEFAULT_SIZES = {"b": 1, "hq": 4, "hkv": 2, "m": 256, "n": 256}
+from .sizes import sizes_of
 
 EXAMPLES = """examples:
   fa4c explain examples/causal.mlir --target sm_100a
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .mlir file of the attn, tile or warp level, or - for standard input")
     add_variant_flags(parser)
     parser.add_argument("--shape", metavar="NAME=SIZE,...",
-                        help="also count what launches for this problem execute; not named: b=1,hq=4,hkv=2,m=256,n=256")
+                        help="also count what launches for this problem execute; what it does not name is as in `fa4c run`")
     parser.add_argument("--level", choices=("tile", "warp"), default="warp", help="explain the kernel as it is there (default: warp)")
     parser.add_argument("--json", action="store_true", help="as JSON; docs/explain.md has the keys")
     parser.add_argument("--html", metavar="OUT", help="write an HTML page")
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.direction == "both":
         raise UsageError("an explanation is of one direction", fix="choose --direction fwd or --direction bwd")
-    sizes = _sizes(args.shape)
+    sizes = None if args.shape is None else sizes_of(args.shape, None)
     if args.html is not None:
         check_writable(args.html)
     changes = check_flags(args)
@@ -58,24 +57,3 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(found, indent=1))
     elif args.html is None:
         sys.stdout.write(show.as_text(found))
-
-
-def _sizes(text: str | None) -> dict[str, int] | None:
-    """`b=2,m=512` with `run`'s defaults for what it does not name; None where nothing was asked for."""
-    if text is None:
-        return None
-    sizes, named = dict(DEFAULT_SIZES), set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or not value.isdigit():
-            raise UsageError(f"--shape: {part!r} is no NAME=SIZE", fix="write for example b=2,hq=8,hkv=2,m=1000,n=1000")
-        if name in named:
-            raise UsageError(f"--shape: {name} is given twice", fix="name each size once")
-        named.add(name)
-        sizes[name] = int(value)
-    if "hq" in named and "hkv" not in named:
-        sizes["hkv"] = sizes["hq"]
-    if not sizes["hkv"] or sizes["hq"] % sizes["hkv"]:
-        raise UsageError(f"--shape: {sizes['hq']} query heads do not share {sizes['hkv']} key heads evenly",
-                         fix="make hq a multiple of hkv")
-    return sizes

@@ -72,6 +72,20 @@ def check_writable(path: str) -> None:
         raise Diagnostic("cannot write this file", where=path, why=f"there is no folder {folder}", fix="make it, or choose another -o")
     if os.path.isdir(path):
         raise Diagnostic("cannot write this file", where=path, why="it is a folder", fix="choose another -o")
+    try:
+        whole_file.try_place(path)
+    except OSError as error:
+        why = f"no file can be made in {folder}: {error.strerror}"
+        raise Diagnostic("cannot write this file", where=path, why=why, fix="choose another -o") from None
+
+
+def make_folder(path: str) -> None:
+    """A folder that files can be written to; it may be there."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        whole_file.try_place(os.path.join(path, "file"))
+    except OSError as error:
+        raise _file_error("write to", path, error) from None
 
 
 def display_name(path: str) -> str:

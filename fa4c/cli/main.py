@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -46,15 +48,36 @@ _PACKAGES = {
 }
 
 
+# torch raises a plain RuntimeError where the CPU's memory ends.
+_ALLOCATOR = re.compile(r"^OutOfMemoryError:|^RuntimeError: .*can't allocate memory")
+
+# A device, a quota or the file system is full.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def main(argv: list[str] | None = None) -> int:
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    _replace_closed_streams()
+    try:
+        try:
+            return _main(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # here, where what goes wrong can still be said
+    except BrokenPipeError:  # the reader went away (`fa4c opt ... | head`): stop quietly, but the result is not whole
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        text = message("the output cannot be written", why=error.strerror, fix="make room, or write it somewhere else")
+        return _complain(f"{error.filename or 'fa4c'}: error: {text}", 1)
+
+
+def _main(argv: list[str]) -> int:
+    args = parse_arguments(argv)
     try:
         with _termination_like_interrupt():
-            status = _run(args)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        return _reader_gone()
+            return _run(args)
     except _Terminated:
         return 143
     except KeyboardInterrupt:
@@ -64,6 +87,8 @@ def main(argv: list[str] | None = None) -> int:
     except Diagnostic as error:
         return _complain(error.text(), 1)
     except Exception as error:
+        if isinstance(error, OSError) and (isinstance(error, BrokenPipeError) or error.errno in _NO_ROOM):
+            raise
         text = _known_failure(error)
         if text is not None:
             return _complain(text, 1)
@@ -146,6 +171,8 @@ def _known_failure(error: Exception) -> str | None:
     """The text of a failure that is the input's or the machine's, None for ours."""
     if isinstance(error, ModuleNotFoundError):
         return _missing(error.name or "")
+    if isinstance(error, MemoryError) or _ALLOCATOR.search(f"{type(error).__name__}: {error}"):
+        return "fa4c: error: " + message("there is not enough memory", why=str(error).split("\n")[0], fix="choose smaller sizes (--shape)")
     if type(error).__name__ == "MLIRError" and hasattr(error, "error_diagnostics"):
         return from_mlir_error(error)
     if all(hasattr(error, name) for name in ("what", "why", "fix")):  # the runtime's own exceptions: it may not import ir
@@ -165,12 +192,22 @@ def _missing(name: str) -> str | None:
 
 
 def _complain(text: str, status: int) -> int:
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         print(text, file=sys.stderr)
     return status
 
 
-def _reader_gone() -> int:
-    """The reader of stdout went away (`fa4c opt ... | head`): stop quietly, but the result is not whole."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+def _replace_closed_streams() -> None:
+    """Python has None for a stream that was closed before it started (`fa4c ... >&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """What could not be written must not be tried again when Python ends, which would print a traceback and change the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

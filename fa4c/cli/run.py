@@ -8,9 +8,10 @@ import math
 
 from ..ir.diagnostics import Diagnostic, UsageError, nearest
 from . import run_backward
-from .compile import add_variant_flags, compile_file
-from .files import is_artifact, progress, read_module
+from .compile import add_variant_flags, compile_file, target_named
+from .files import STDIN, is_artifact, progress, read_module
 from .run_backward import Program
+from .sizes import sizes_of
 
 BACKENDS = ("cuda", "emulator", "reference")
 
@@ -31,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_variant_flags(parser)
     parser.set_defaults(direction=None)
     parser.add_argument("--backend", choices=BACKENDS, help="default: cuda where a GPU of the target is found, else emulator")
-    parser.add_argument("--shape", default="", metavar="NAME=SIZE,...", help="default: b=1,hq=4,hkv=2,m=256,n=256")
+    parser.add_argument("--shape", default="", metavar="NAME=SIZE,...",
+                        help="default: b=1,hq=4,hkv=2,m=256,n=256; n follows m, hkv follows hq")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs that are made up (default: 0)")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="data for one input; may be repeated")
     parser.add_argument("--schedule", choices=("fifo", "random"), help="of the emulator's warps (default: fifo)")
@@ -45,6 +47,11 @@ def needs_mlir(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
+    sizes_of(args.shape, None)  # what is wrong with the words alone is said before torch and the compiler are imported
+    for text in args.input:
+        _named_file(text)
+    if args.target is not None:
+        target_named(args.target)
     program = _program(args)
     device, given = _device(args, program.artifact), _given(args, program)
     sizes, inputs = _inputs(args, program, given, device)
@@ -84,9 +91,27 @@ def _program(args) -> Program:
     args.direction = args.direction or "fwd"
     if args.backend == "reference":
         return run_backward.of_file(_typed_module(args), args.file, args.direction)
+    _check_names(args)
     _set_compile_defaults(args)
     manifest, members = compile_file(args, "artifact")
     return _program_of(artifact.build(manifest, members, args.file), args)
+
+
+def _check_names(args) -> None:
+    """A variant's sizes and inputs are known before the seconds of compiling it (of a file below the attn level, behind them)."""
+    from ..ir.attn_signature import attn_functions
+    from ..ir.semantics import from_function
+    from ..runtime.sizes import dims_of
+
+    if args.file == STDIN or not (args.shape or args.input):  # what is piped in can be read once
+        return
+    module = read_module(args.file)
+    functions = attn_functions(module)
+    if len(functions) == 1:
+        semantics = from_function(functions[0])
+        sizes_of(args.shape, dims_of(semantics))
+        if args.direction == "fwd":
+            _check_inputs_exist(args, [spec["name"] for spec in semantics["args"]])
 
 
 def _program_of(artifact, args) -> Program:
@@ -142,31 +167,35 @@ def _device(args, artifact) -> str:
 def _inputs(args, program, given, device):
     """The sizes, and the forward's inputs: given or made up."""
     from ..runtime import inputs
-    from ..runtime.errors import InputError
+    from ..runtime.sizes import dims_of
 
     semantics = program.semantics
-    try:
-        sizes = inputs.parse_sizes(args.shape, semantics)
-    except InputError as error:
-        raise UsageError(f"--shape: {error.what}", why=error.why, fix=error.fix) from None
+    sizes = sizes_of(args.shape, dims_of(semantics))
     for name, tensor in given.items():
         sizes.update(_free_sizes(program, name, tensor, args.shape))
-    made = inputs.make_inputs(semantics, sizes, args.seed, device)
-    sizes = {name: size for name, size in sizes.items() if name in inputs.dims_of(semantics)}
-    return sizes, {name: given[name].to(device) if name in given else tensor for name, tensor in made.items()}
+    made = inputs.make_inputs(semantics, sizes, args.seed, device, given)
+    sizes = {name: size for name, size in sizes.items() if name in dims_of(semantics)}
+    names = [spec["name"] for spec in semantics["args"]]
+    return sizes, {name: given[name].to(device) if name in given else made[name] for name in names}
 
 
 def _given(args, program) -> dict:
     specs = program.arguments
-    given = {}
+    _check_inputs_exist(args, specs)
+    return {name: _load(path, specs[name]) for name, path in map(_named_file, args.input)}
+
+
+def _named_file(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not equals or not path:
+        raise UsageError(f"--input {text}: not of the form NAME=FILE.npy", fix="for example --input q=q.npy")
+    return name, path
+
+
+def _check_inputs_exist(args, names) -> None:
     for text in args.input:
-        name, equals, path = text.partition("=")
-        if not equals or not path:
-            raise UsageError(f"--input {text}: not of the form NAME=FILE.npy", fix="for example --input q=q.npy")
-        if name not in specs:
-            raise UsageError(f"--input {text}: there is no input '{name}'", fix=nearest(name, specs))
-        given[name] = _load(path, specs[name])
-    return given
+        if _named_file(text)[0] not in names:
+            raise UsageError(f"--input {text}: there is no input '{_named_file(text)[0]}'", fix=nearest(_named_file(text)[0], names))
 
 
 def _load(path: str, spec: dict):

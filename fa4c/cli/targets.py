@@ -18,12 +18,14 @@ def run(args: argparse.Namespace) -> None:
     import dataclasses
 
     from .. import targets
+    from .compile import target_described
 
     if args.name is not None:
-        for field, value in dataclasses.asdict(targets.describe(args.name)).items():
+        target = target_described(args.name)
+        for field, value in dataclasses.asdict(target).items():
             if field != "tuned":
                 print(f"{field} = {value}")
-        for entry in targets.describe(args.name).tuned:
+        for entry in target.tuned:
             print(f"tuned: {_facts(entry['problem'])}: {', '.join(map(shape_text, entry['configurations']))} ({entry['source']})")
         return
     for name in targets.NAMES:

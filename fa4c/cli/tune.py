@@ -7,8 +7,9 @@ import sys
 import tempfile
 
 from ..ir.diagnostics import Diagnostic, UsageError
-from .compile import DTYPES, head_dim
-from .files import check_writable, display_name, progress, read_text
+from .compile import DTYPES, head_dim, target_named
+from .files import check_writable, display_name, make_folder, progress, read_text
+from .sizes import sizes_of
 from .targets import shape_text
 
 EXAMPLES = """examples:
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
 def _list(args) -> None:
     from ..tune import candidates
 
-    target = _target(args)
+    target = target_named(args.target)
     for variant in _variants(args):
         found = candidates.find(variant.text, variant.filename, target, _search(args), dtype=variant.dtype, head_dim=variant.head_dim)
         print(f"{found.title}, today:")
@@ -112,7 +113,8 @@ def _list(args) -> None:
 def _prepare(args, folder: str) -> dict:
     from ..tune.prepare import prepare
 
-    plan = prepare(folder, _variants(args), _target(args), _search(args), jobs=args.jobs, say=progress)
+    make_folder(folder)
+    plan = prepare(folder, _variants(args), target_named(args.target), _search(args), jobs=args.jobs, say=progress)
     for problem in plan["problems"]:
         for entry in problem["dropped"]:
             print(f"left out: {problem['name']} {problem['head_dims']} {entry['label']}: {entry['why']}", file=sys.stderr)
@@ -145,6 +147,8 @@ def _apply(args) -> None:
     from ..tune.data import RESULT, read_json
     from ..tune.result import apply
 
+    if args.out:
+        check_writable(args.out)
     path, entries = apply(read_json(args.apply, RESULT), args.out)
     for entry in entries:
         what = ", ".join(map(shape_text, entry["configurations"]))
@@ -155,20 +159,15 @@ def _apply(args) -> None:
 def _all(args) -> None:
     from ..tune.gpu import Bench
 
-    Bench(_target(args).name)  # before the minutes of compiling
+    Bench(target_named(args.target).name)  # before the minutes of compiling
     out = args.out or "tune-result.json"
+    check_writable(out)
     with tempfile.TemporaryDirectory(prefix="fa4c-tune-") as folder:
         _prepare(args, folder)
         args.measure, args.out = folder, out
         _measure(args)
     args.apply, args.out = out, None
     _apply(args)
-
-
-def _target(args):
-    from .. import targets
-
-    return targets.get(args.target)
 
 
 def _variants(args) -> list:
@@ -184,13 +183,7 @@ def _search(args):
 
 
 def _shapes(args) -> tuple[dict, ...]:
-    from ..runtime import inputs
-    from ..runtime.errors import InputError
-
-    try:
-        return tuple(inputs.parse_sizes(text) for text in args.shapes)
-    except InputError as error:
-        raise UsageError(f"--shapes: {error.what}", why=error.why, fix=error.fix) from None
+    return tuple(sizes_of(text, flag="--shapes") for text in args.shapes)
 
 
 def _also(args) -> tuple:

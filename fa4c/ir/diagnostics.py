@@ -87,7 +87,8 @@ def format_where(where: object) -> str:
     text = str(where)
     found = re.search(r'"((?:[^"\\]|\\.)*)":(\d+):(\d+)', text)
     if found:
-        return f"{found[1]}:{found[2]}:{found[3]}"
+        line, column = (max(1, int(number)) for number in found.groups()[1:])  # 0:0 is a module that nobody wrote: the file
+        return f"{found[1]}:{line}:{column}"
     if text.startswith("loc("):
         return "<unknown>"
     return text

@@ -216,7 +216,7 @@ def _set_target(module, target: str | None, default: str) -> str:
     attributes = module.operation.attributes
     name = target or (attributes["fa4c.target"].value if "fa4c.target" in attributes else default)
     attributes["fa4c.target"] = ir.StringAttr.get(name)
-    return targets.get(name).name
+    return targets.get(name, None if target else module.operation.location).name
 
 
 def _retyping(dtype, head_dim) -> str:

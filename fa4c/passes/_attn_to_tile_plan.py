@@ -21,6 +21,7 @@ from ..ir.attn_signature import FunctionFacts, TensorFacts, function_facts
 from ..ir.diagnostics import op_diagnostic
 from ._attn_to_tile_regions import constant_result, is_linear
 
+_LSE_RESULT = 'tensor<?xf32> {attn.name = "lse", attn.axes = ["b", "hq"], attn.dims = ["m"]}'
 _NOWHERE = "attn-to-tile makes one pass over the columns for each block of rows"
 
 
@@ -103,12 +104,25 @@ def make_plan(function) -> Plan:
         [op.operation for op in block.operations],
         dict(zip(block.arguments, facts.args, strict=True)),
     )
+    _check_softmax_rows(plan)
     for position, operation in enumerate(plan.operations):
         rule = _RULES.get(operation.name)
         if rule is not None:
             rule(plan, position, operation.opview)
     _check_results(plan)
     return plan
+
+
+def _check_softmax_rows(plan: Plan) -> None:
+    """Before anything else: the scores of a softmax along the rows cannot be transposed, and it is their GEMM that would be refused."""
+    for operation in plan.operations:
+        if operation.name == "attn.softmax" and plan.dims_of(operation.operands[0]) != plan.space:
+            raise op_diagnostic(
+                operation,
+                f"sums over {plan.rows}, of which each CTA of '{plan.facts.name}' has a block",
+                why="no CTA has a whole row of probabilities; a backward takes them from the log-sum-exp, where the forward returns it",
+                fix="return the second result of this softmax from the forward too: " + _LSE_RESULT,
+            )
 
 
 def neutral(operation) -> float:

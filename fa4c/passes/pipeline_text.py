@@ -109,7 +109,7 @@ class _Reader:
         self.skip("{")
         found = {}
         while self.peek() != "}":
-            key = self.take(_KEY, "an option, name=value,")
+            key = self.take(_KEY, "an option (name=value)")
             if key in found:
                 raise self.error(f"option '{key}' is given twice")
             found[key] = self.value() if self.peek() == "=" else "true"

@@ -1,4 +1,4 @@
-"""Inputs for a variant when the user gives none: sizes from text, contents from `fill`.
+"""Inputs for a variant when the user gives none: contents from `fill`.
 
 Fills: `normal`; `uniform(lo,hi)`; `sorted_ids(n)`, non-decreasing ids in [0, n) along the last dimension (document ids); `alibi`, the
 slopes 2^(-8 (h + 1) / heads). `cu_seqlens` arguments get random increasing offsets.
@@ -6,88 +6,63 @@ slopes 2^(-8 (h + 1) / heads). `cu_seqlens` arguments get random increasing offs
 
 from __future__ import annotations
 
+import math
 import re
 
 import torch
 
+from . import memory
 from .errors import InputError, nearest
-from .layout import check_heads, memory_layout, packed_dims, static_dims
+from .layout import ITEMSIZE, memory_layout, packed_dims, static_dims
+from .sizes import complete_sizes
 from .torch_types import TORCH
 
-DEFAULT_SIZES = {"b": 1, "hq": 4, "hkv": 2, "m": 256, "n": 256}
 
-
-def parse_sizes(text: str, semantics: dict | None = None) -> dict[str, int]:
-    """`b=2,hq=8,hkv=2,m=1000,n=1000` -> dict; what is left out takes `DEFAULT_SIZES` (m and n follow each other; hkv follows hq).
-
-    Raises `InputError` for text that is no NAME=INTEGER, an unknown name, a negative size, hq no multiple of hkv.
-    """
-    known = set(DEFAULT_SIZES) | (dims_of(semantics) if semantics else set())
-    sizes: dict[str, int] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        match = re.fullmatch(r"(\w+)\s*=\s*(-?\d+)", part)
-        if not match:
-            raise InputError(f"{part!r} is no NAME=INTEGER", where="--shape", fix="write for example b=2,hq=8,hkv=2,m=1000,n=1000")
-        name, value = match[1], int(match[2])
-        if name not in known:
-            raise InputError(
-                f"unknown size {name!r}{nearest(name, known)}", where="--shape", why=f"the sizes here are {', '.join(sorted(known))}"
-            )
-        if value < 0:
-            raise InputError(f"{name} = {value} is negative", where="--shape")
-        if name in sizes:
-            raise InputError(f"{name} is given twice", where="--shape")
-        sizes[name] = value
-    return complete_sizes(sizes)
-
-
-def complete_sizes(sizes: dict[str, int]) -> dict[str, int]:
-    full = dict(sizes)
-    for name, other in (("m", "n"), ("n", "m"), ("hkv", "hq")):
-        if name not in full and other in full:
-            full[name] = full[other]
-    if "hq" not in full and "hkv" in full:
-        full["hq"] = full["hkv"]
-    full = {**DEFAULT_SIZES, **full}
-    check_heads(full, "--shape")
-    return full
-
-
-def dims_of(semantics: dict) -> set[str]:
-    """Names of all axes and dims whose size is free in this variant."""
-    found: set = set()
-    for a in semantics["args"]:
-        found |= set(a["axes"]) | {d for d, s in zip(a["dims"], a["shape"]) if s is None}
-    return found - {"batch_plus_1"}
-
-
-def make_inputs(semantics: dict, sizes: dict[str, int], seed: int = 0, device="cpu") -> dict[str, torch.Tensor]:
-    """{argument: contiguous tensor in memory layout}; the same seed and device give the same contents."""
+def make_inputs(semantics: dict, sizes: dict[str, int], seed: int = 0, device="cpu", given=()) -> dict[str, torch.Tensor]:
+    """{argument: contiguous tensor in memory layout}, but of those `given` that have no fill. The same seed and device give the same."""
     generator = torch.Generator(device=device).manual_seed(seed)
     packed = packed_dims(semantics["args"])
     sizes = complete_sizes(sizes)
+    named = {a["name"]: _named_shape(a, sizes, packed, semantics.get("layout", "bshd")) for a in semantics["args"]}
+    _check_memory(semantics["args"], named, device)
     inputs = {}
     for a in semantics["args"]:
         if a.get("cu_seqlens"):
             inputs[a["name"]] = _offsets(sizes["b"], sizes["b"] * sizes[a["cu_seqlens"]], generator, device)
             continue
-        here = {**sizes, **static_dims(a)}
-        for dim in packed:
-            here[dim] = sizes["b"] * sizes[dim]  # packed sequences lie one after the other
-        names = memory_layout(a["axes"], a["dims"], semantics.get("layout", "bshd"), packed)
-        for name in names:
-            if name not in here:
-                raise InputError(f"the size of {name} (of {a['name']}) is not given", where="--shape", fix=f"add {name}=...")
-        shape = [here[name] for name in names]
         if a.get("fill") is None and not TORCH[a["dtype"]].is_floating_point:
+            if a["name"] in given:
+                continue
             raise InputError(
                 f"the input {a['name']} ({a['dtype']}) has no fill",
                 where="attn.fill",
                 why="random integers would mean nothing",
                 fix=f'give its data, or write attn.fill = "sorted_ids(4)" on {a["name"]}',
             )
+        names, shape = zip(*named[a["name"]].items(), strict=True) if named[a["name"]] else ((), ())
         inputs[a["name"]] = fill(a.get("fill") or "normal", shape, names, TORCH[a["dtype"]], generator, device)
     return inputs
+
+
+def _named_shape(argument: dict, sizes: dict[str, int], packed: dict, layout: str) -> dict[str, int]:
+    """{dimension: size} in memory order."""
+    here = {"batch_plus_1": sizes["b"] + 1, **sizes, **static_dims(argument)}
+    for dim in packed:
+        here[dim] = sizes["b"] * sizes[dim]  # packed sequences lie one after the other
+    names = memory_layout(argument["axes"], argument["dims"], layout, packed)
+    for name in names:
+        if name not in here:
+            raise InputError(f"the size of {name} (of {argument['name']}) is not given", where="--shape", fix=f"add {name}=...")
+    return {name: here[name] for name in names}
+
+
+def _check_memory(args: list[dict], named: dict[str, dict], device) -> None:
+    """Of all arguments together, and what the largest takes as it is made: random numbers come in 32 bits."""
+    elements = {a["name"]: math.prod(named[a["name"]].values()) for a in args}
+    largest = max(elements, key=elements.get, default=None)
+    needed = sum(elements[a["name"]] * ITEMSIZE[a["dtype"]] for a in args) + 4 * elements.get(largest, 0)
+    shape = ", ".join(f"{dim}={size}" for dim, size in named.get(largest, {}).items())
+    memory.require(needed, device, f"the inputs, of which {largest} ({shape}) is the largest,")
 
 
 def fill(kind: str, shape, names, dtype: torch.dtype, generator, device) -> torch.Tensor:

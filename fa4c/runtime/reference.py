@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from . import expr as expr_module
+from . import memory
 from .errors import InputError, ManifestError
 from .layout import bind_sizes, memory_layout, packed_dims, static_dims
 from .torch_types import TORCH
@@ -95,7 +96,10 @@ class Evaluator:
         batches, heads = self.sizes["b"], self.sizes["hq"]
         for b in range(batches):
             sizes = self.lengths(b)
-            step = max(1, CHUNK // max(1, sizes.get("m", 1) * sizes.get("n", 1)))
+            scores = sizes.get("m", 1) * sizes.get("n", 1)
+            step = max(1, CHUNK // max(1, scores))
+            what = f"the {sizes.get('m', 1)} x {sizes.get('n', 1)} scores and probabilities of one head"
+            memory.require(2 * scores * (2 if self.exact is None else self.exact.itemsize), self.device, what, where=self.where)
             for start in range(0, heads, step):
                 chunk = torch.arange(start, min(heads, start + step), device=self.device)
                 yield _Chunk(self, b, chunk, sizes).run()

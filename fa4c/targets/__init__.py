@@ -94,10 +94,11 @@ class Target:
 _overridden: dict[str, Target] = {}
 
 
-def describe(name: str) -> Target:
-    """The description of any known target, planned ones too."""
+def describe(name: str, where=None) -> Target:
+    """The description of any known target, planned ones too; `where`: what names it."""
     if name not in NAMES:
-        raise Diagnostic(f"there is no target '{name}'", why=f"known targets are: {', '.join(NAMES)}", fix=nearest(name, NAMES))
+        why = f"known targets are: {', '.join(NAMES)}"
+        raise Diagnostic(f"there is no target '{name}'", where=where, why=why, fix=nearest(name, NAMES))
     return _overridden.get(name) or _loaded(name)
 
 
@@ -108,19 +109,19 @@ def _loaded(name: str) -> Target:
     return dataclasses.replace(importlib.import_module(f".{name}", __name__).TARGET, tuned=entries(name))
 
 
-def get(name: str) -> Target:
+def get(name: str, where=None) -> Target:
     """The description of a target that can be compiled for; a planned one is refused with its reason."""
-    target = describe(name)
+    target = describe(name, where)
     if target.status != "ready":
         ready = ", ".join(other for other in NAMES if describe(other).status == "ready")
-        raise Diagnostic(f"target '{name}' is planned", why=target.refusal, fix=f"compile for: {ready}")
+        raise Diagnostic(f"target '{name}' is planned", where=where, why=target.refusal, fix=f"compile for: {ready}")
     return target
 
 
 def of(module) -> Target:
     """The target of an `ir.Module`: its attribute `fa4c.target`, or sm_90a where it has none."""
     attributes = module.operation.attributes
-    return get(attributes["fa4c.target"].value if "fa4c.target" in attributes else DEFAULT)
+    return get(attributes["fa4c.target"].value if "fa4c.target" in attributes else DEFAULT, module.operation.location)
 
 
 @contextlib.contextmanager

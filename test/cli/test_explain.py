@@ -26,5 +26,5 @@ def test_text_html_and_any_level(fa4c_cli, tmp_path):
 
 def test_refusals(fa4c_cli):
     assert "one direction" in fa4c_cli.error("explain", CAUSAL, "--direction", "both", status=2)
-    assert "no NAME=SIZE" in fa4c_cli.error("explain", CAUSAL, "--shape", "m", status=2)
+    assert "no NAME=INTEGER" in fa4c_cli.error("explain", CAUSAL, "--shape", "m", status=2)
     assert "has no size mm" in fa4c_cli.error("explain", CAUSAL, "--shape", "mm=3", placed=True)

@@ -5,7 +5,8 @@ import torch
 from runtime_samples import SLOPES, attention_tree
 
 from fa4c.runtime.errors import InputError
-from fa4c.runtime.inputs import fill, make_inputs, parse_sizes
+from fa4c.runtime.inputs import fill, make_inputs
+from fa4c.runtime.sizes import parse_sizes
 
 
 def test_parse_sizes_and_defaults():
@@ -69,6 +70,7 @@ def test_integers_without_a_fill_are_asked_for():
     table = {"name": "table", "dtype": "i32", "axes": [], "dims": ["p"], "shape": [3], "fill": None}
     with pytest.raises(InputError, match="'?table'? .*has no fill"):
         make_inputs(attention_tree(captures=[table]), {})
+    assert "table" not in make_inputs(attention_tree(captures=[table]), {}, given=["table"])
 
 
 def test_packed_lengths():

@@ -1,0 +1,134 @@
+"""What goes wrong on a machine or in a command, in one process: a run of `fa4c` each would import torch for seconds."""
+
+import os
+import pathlib
+
+import pytest
+
+from fa4c.cli.main import main
+
+
+@pytest.fixture
+def fa4c(capsys):
+    """(exit status, stdout, stderr) of a command; nothing but argparse's own exit may escape."""
+
+    def run(*args):
+        try:
+            status = main([*map(str, args)])
+        except SystemExit as stop:
+            status = stop.code
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def readme(root, tmp_path):
+    """The first variant of the README, as a file."""
+    path = tmp_path / "bent_window.mlir"
+    path.write_text((root / "README.md").read_text().split("```mlir\n")[1].split("```")[0])
+    return path
+
+
+# -- output ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("args", [["passes"], ["--help"]])
+def test_a_full_device(fa4c, monkeypatch, args):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        status, _, text = fa4c(*args)
+    assert status == 1 and text.startswith("fa4c: error: the output cannot be written\nnote: why: No space left on device\n")
+    assert text.count("\n") == 3
+
+
+def test_a_reader_that_went_away(fa4c, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert fa4c("passes") == (1, "", "")
+
+
+def test_closed_streams(fa4c, monkeypatch):
+    """`fa4c passes >&-`: Python starts without the stream."""
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    assert main(["targets"]) == 0 and main(["targets", "sm_9"]) == 2
+
+
+@pytest.mark.parametrize("args", [["compile", "-o"], ["explain", "--html"], ["tune", "--list", "--prepare"]])
+@pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="there is no /proc")
+def test_a_folder_that_takes_no_files_is_found_before_any_work(fa4c, examples, args, monkeypatch):
+    monkeypatch.setattr("fa4c.lowering.compile.compile_text", None)
+    args = [args[0], examples / "causal.mlir", args[-1], "/proc/x"]
+    status, out, text = fa4c(*args)
+    assert (status, out) == (1, "") and text.startswith("/proc/x: error: cannot write ")
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("args", "status", "says"), [
+    (["--shape", "m=1000000000"], 2, "m = 3000000000 is too large"),
+    (["--shape", "b=" + "9" * 5000], 2, "is too large"),
+    (["--shape", "mm=3"], 2, "unknown size 'mm' (did you mean 'm'?)"),
+    (["--input", "qq=q.npy"], 2, "there is no input 'qq'"),
+    (["--target", "sm_99"], 2, "there is no target 'sm_99'"),
+    (["--shape", "b=100000", "--backend", "reference"], 1, "q (b=100000, m=256, hq=4, d=128) is the largest, would take 104.9 GB"),
+    (["--head-dim", "100000000", "--backend", "reference"], 1, "d=100000000) is the largest, would take 819.2 GB"),
+    (["--shape", "b=1,hq=1,m=100000", "--backend", "reference"], 1, "the 100000 x 100000 scores and probabilities of one head"),
+])
+def test_sizes_that_cannot_be(fa4c, examples, monkeypatch, args, status, says):
+    """Before anything is compiled or allocated."""
+    monkeypatch.setattr("fa4c.cli.run.compile_file", None)
+    monkeypatch.setattr("fa4c.runtime.memory.available", lambda device: 64e9)
+    found, out, text = fa4c("run", examples / "causal.mlir", "--direction", "fwd", *args)
+    assert (found, out) == (status, "") and says in text and "note: " in text
+
+
+def test_memory_that_ends_all_the_same(fa4c, examples, monkeypatch):
+    import torch
+
+    def full(*args, **kwargs):
+        torch.empty(1 << 50)
+
+    monkeypatch.setattr("fa4c.runtime.inputs.make_inputs", full)
+    status, _, text = fa4c("run", examples / "causal.mlir", "--backend", "reference")
+    assert status == 1 and text.startswith("fa4c: error: there is not enough memory\nnote: why: ") and "Traceback" not in text
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["check"], ["compile"], ["run"]])
+@pytest.mark.parametrize("text", ["", "// nothing\n"])
+def test_a_file_without_a_function(fa4c, tmp_path, command, text):
+    path = tmp_path / "empty.mlir"
+    path.write_text(text)
+    status, out, text = fa4c(*command, path)
+    assert (status, out) == (1, "") and text.startswith(f"{path}:1:1: error: the file holds no ")
+
+
+def test_an_unknown_target_of_a_file_is_located(fa4c, tmp_path, examples):
+    path = tmp_path / "x.mlir"
+    path.write_text('module attributes {fa4c.target = "sm_99"} {\n' + (examples / "full.mlir").read_text() + "}\n")
+    status, _, text = fa4c("compile", path, "--emit", "tile")
+    assert status == 1 and text.startswith(f"{path}:1:1: error: there is no target 'sm_99'")
+
+
+@pytest.mark.parametrize("command", [["compile", "{}"], ["explain", "{}"], ["tune", "--list", "{}"], ["targets", "sm_99"], ["run", "{}"]])
+def test_an_unknown_target_is_wrong_usage(fa4c, examples, command):
+    command = [part.format(examples / "causal.mlir") for part in command]
+    status, out, text = fa4c(*command, *([] if command[0] == "targets" else ["--target", "sm_99"]))
+    assert (status, out) == (2, "") and text.startswith("fa4c: error: there is no target 'sm_99'")
+
+
+def test_a_backward_without_the_log_sum_exp_names_the_softmax(fa4c, readme):
+    text = readme.read_text().replace(", %lse : tensor<?x128xbf16>, tensor<?xf32>", " : tensor<?x128xbf16>")
+    head, rest = text.split(',\n        tensor<?xf32> {attn.name = "lse"')
+    readme.write_text(head + rest[rest.index("})") + 1:])
+    status, _, text = fa4c("compile", readme, "--direction", "bwd", "--emit", "tile")
+    assert status == 1 and text.startswith(f"{readme}:23:14: error: 'attn.softmax' sums over n")
+    assert "return the second result of this softmax" in text
