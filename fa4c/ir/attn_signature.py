@@ -8,6 +8,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from .base import IDENTIFIER, NAME_RULE
 from .diagnostics import Diagnostic, op_diagnostic
 from .mlir import func, ir
 
@@ -21,7 +22,6 @@ STATIONARY = ("m", "n")
 INFINITIES = ("inf", "-inf")
 _FUNC_OWN_ATTRIBUTES = ("sym_name", "function_type", "sym_visibility", "arg_attrs", "res_attrs", "no_inline")
 _DTYPES = {"f32": "f32", "f64": "f64", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i64": "i64", "i1": "i1", "index": "index"}
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
 _FILL = re.compile(rf"normal|alibi|uniform\({_NUMBER},\s*{_NUMBER}\)|sorted_ids\([1-9][0-9]*\)")
 
@@ -108,6 +108,8 @@ def function_facts(func_op) -> FunctionFacts:
             why="an attn function is one straight line of operations",
             fix="give it one block",
         )
+    if not IDENTIFIER.fullmatch(op.attributes["sym_name"].value):
+        raise op_diagnostic(op, f"has the name {op.attributes['sym_name']}, which is no identifier", **NAME_RULE)
     _check_known(op, [name for name in op.attributes if name not in _FUNC_OWN_ATTRIBUTES], FUNCTION_ATTRIBUTES, "", op.location)
     arguments = op.regions[0].blocks[0].arguments
     return FunctionFacts(
@@ -150,7 +152,7 @@ def _tensor_facts(op, what: str, kind, attributes: dict, allowed: tuple[str, ...
                 fix=f"add {_EXAMPLES[name]}",
             )
     name = _string(attributes["attn.name"], "attn.name", what, where)
-    if not _IDENTIFIER.fullmatch(name):
+    if not IDENTIFIER.fullmatch(name):
         raise Diagnostic(
             f"'func.func' has attn.name = \"{name}\" on {what}", where=where, why="it must be an identifier", fix="letters, digits and _"
         )
@@ -178,7 +180,7 @@ def _tensor_facts(op, what: str, kind, attributes: dict, allowed: tuple[str, ...
         )
     if facts.never not in (None, *INFINITIES):
         raise Diagnostic(f"'func.func' has attn.never = \"{facts.never}\" on {what}", where=where, why='it is "inf" or "-inf"')
-    if facts.kernel is not None and not _IDENTIFIER.fullmatch(facts.kernel):
+    if facts.kernel is not None and not IDENTIFIER.fullmatch(facts.kernel):
         raise Diagnostic(f"'func.func' has attn.kernel = \"{facts.kernel}\" on {what}", where=where, why="it must be an identifier")
     return facts
 
@@ -260,7 +262,7 @@ def _check_dims(facts: TensorFacts, what: str, kind, where) -> None:
             fix="axes (batch, head) are not part of the type",
         )
     for dim, size in zip(facts.dims, facts.shape, strict=True):
-        if not _IDENTIFIER.fullmatch(dim) or dim in AXES:
+        if not IDENTIFIER.fullmatch(dim) or dim in AXES:
             raise Diagnostic(
                 f"'func.func' names a dimension '{dim}' on {what}",
                 where=where,

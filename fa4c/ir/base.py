@@ -10,11 +10,16 @@ checks, so that a missing operand would reach a verifier as an IndexError. `make
 """
 
 import difflib
+import re
 from typing import Any
 
 from . import variadic
 from .diagnostics import op_error
 from .mlir import ext, ir
+
+# Functions, kernels and tensors name Python functions, PTX entries and files, of at most 255 bytes with what is put behind a name.
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+NAME_RULE = {"why": "kernels, files and entries of the PTX are named after it", "fix": "letters, digits and _, at most 128, no digit first"}
 
 # Attributes that MLIR itself puts on operations.
 _INFRASTRUCTURE = ("operandSegmentSizes", "resultSegmentSizes")
@@ -217,6 +222,8 @@ def _check_attributes(op) -> bool:
             return op_error(
                 op, f"has {name} = {op.attributes[name]}, which is no {_kind_name(kind)}", why=f"'{name}' is declared as {_kind_name(kind)}"
             )
+    if "sym_name" in declared and not IDENTIFIER.fullmatch(op.attributes["sym_name"].value):
+        return op_error(op, f"has sym_name = {op.attributes['sym_name']}, which is no identifier", **NAME_RULE)
     return True
 
 

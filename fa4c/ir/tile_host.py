@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .base import optional
+from .base import IDENTIFIER, optional
 from .diagnostics import nearest, op_error
 from .mlir import ext, ir
 from .tile_base import Operation, axis_in_range, in_space, nested_operations, no_stray_attributes, space_of
@@ -76,15 +76,15 @@ def _tensor_entry_problem(kind, entry) -> str:
     for key in ("name", "role", "dims"):
         if key not in entry:
             return f"key '{key}' is missing"
-    if not isinstance(entry["name"], ir.StringAttr):
-        return f"name {entry['name']} is no string"
+    if not isinstance(entry["name"], ir.StringAttr) or not IDENTIFIER.fullmatch(entry["name"].value):
+        return f"name {entry['name']} is no identifier"
     if str(entry["role"]).strip('"') not in ("input", "output", "workspace"):
         return f"role {entry['role']} is none of input, output, workspace"
     if space_of(kind) != "gmem":
         return f"its type {kind} is no tensor in #tile.gmem"
     dims = entry["dims"]
-    if not isinstance(dims, ir.ArrayAttr) or not all(isinstance(dim, ir.StringAttr) for dim in dims):
-        return f"dims {dims} is no list of names"
+    if not isinstance(dims, ir.ArrayAttr) or not all(isinstance(dim, ir.StringAttr) and IDENTIFIER.fullmatch(dim.value) for dim in dims):
+        return f"dims {dims} is no list of identifiers"
     if len(dims) != kind.rank:
         return f"dims has {len(entry['dims'])} names for a tensor of rank {kind.rank}"
     return _workspace_problem(kind, entry)

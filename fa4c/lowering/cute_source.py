@@ -35,6 +35,8 @@ _RESERVED = (
     "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair max3 add_exponent llvm nvvm pair_barrier send_row arrive_at_leader hold"
 ).split()
 
+_OF_THE_HOST = "host fake_args tensor tmem_pieces make_fake_compact_tensor make_fake_stream grid_x grid_y grid_z stream".split()
+
 
 def emit(module: ir.Module) -> dict[str, str]:
     """Kernel name -> CuTe-DSL source of the kernel and a function that launches it, in launch order. Raises Diagnostic for what has no
@@ -57,6 +59,8 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.max_inputs = target.max_inputs
 
     def source(self) -> str:
+        function = Names([*_RESERVED, *_OF_THE_HOST]).fresh(self.kernel.sym_name.value)
+        self.names.taken.add(function)
         for p in self.parameters:
             p.name = self.names.fresh(p.name)
         self.parameter_name = parameters.lookup(self.parameters)
@@ -73,12 +77,11 @@ class _Kernel(TileRules, TmemRules, MapRules):
             out(line)
         out()
         out("@cute.kernel")
-        name = self.kernel.sym_name.value
-        out(f"def {name}(")
+        out(f"def {function}(")
         for p in self.parameters:
             out(f"    {p.name}: {p.annotation},  # {p.comment}")
         out("):")
-        return out.text() + body + "\n\n" + parameters.host_source(self.kernel, self.parameters)
+        return out.text() + body + "\n\n" + parameters.host_source(self.kernel, function, self.parameters)
 
     def _open(self) -> None:
         top = self.top

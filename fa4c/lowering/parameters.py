@@ -236,12 +236,11 @@ def launch_registers(threads: int, registers: int = 65536) -> int:
     return min(248, registers // threads // 8 * 8)
 
 
-def host_source(kernel, parameters: list[Parameter]) -> str:
+def host_source(kernel, function: str, parameters: list[Parameter]) -> str:
     """The `host` function and `fake_args`, which make the file compile on its own, without a GPU."""
     out = Lines()
     maps = [p for p in parameters if p.manifest["kind"] == "tensor_map"]
     others = [p for p in parameters if p.manifest["kind"] != "tensor_map"]
-    name = kernel.sym_name.value
     out("@cute.jit")
     out("def host(")
     for p in maps:
@@ -258,9 +257,9 @@ def host_source(kernel, parameters: list[Parameter]) -> str:
             f"{p.name} = cuda.create_tensor_map_tiled_from_view({p.name}, box_dims={tuple(box)}, swizzle=cuda.TensorMapSwizzle.{swizzle}, "
             f"stride_order={tuple(range(rank))[::-1]})"
         )
-    out(f'{name}.set_name_prefix("{name}", keep_mangled_name=False, remove_cutlass_symbol=True)')
+    out(f'{function}.set_name_prefix("{kernel.sym_name.value}", keep_mangled_name=False, remove_cutlass_symbol=True)')
     cluster = f"cluster=({kernel.cluster.value}, 1, 1), " if kernel.cluster.value > 1 else ""
-    out(f"{name}({', '.join(p.name for p in parameters)}).launch(")
+    out(f"{function}({', '.join(p.name for p in parameters)}).launch(")
     out(
         f"    grid=(grid_x, grid_y, grid_z), block=({kernel.threads.value}, 1, 1), {cluster}smem={kernel.smem_bytes.value}, stream=stream, min_blocks_per_mp=1)"
     )

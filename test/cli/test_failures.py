@@ -1,7 +1,9 @@
 """What goes wrong on a machine or in a command, in one process: a run of `fa4c` each would import torch for seconds."""
 
+import ast
 import os
 import pathlib
+import re
 
 import pytest
 
@@ -61,7 +63,8 @@ def test_closed_streams(fa4c, monkeypatch):
 @pytest.mark.parametrize("args", [["compile", "-o"], ["explain", "--html"], ["tune", "--list", "--prepare"]])
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="there is no /proc")
 def test_a_folder_that_takes_no_files_is_found_before_any_work(fa4c, examples, args, monkeypatch):
-    monkeypatch.setattr("fa4c.lowering.compile.compile_text", None)
+    for work in ("fa4c.lowering.compile.compile_text", "fa4c.explain.explain", "fa4c.tune.prepare.prepare"):
+        monkeypatch.setattr(work, None)
     args = [args[0], examples / "causal.mlir", args[-1], "/proc/x"]
     status, out, text = fa4c(*args)
     assert (status, out) == (1, "") and text.startswith("/proc/x: error: cannot write ")
@@ -132,3 +135,35 @@ def test_a_backward_without_the_log_sum_exp_names_the_softmax(fa4c, readme):
     status, _, text = fa4c("compile", readme, "--direction", "bwd", "--emit", "tile")
     assert status == 1 and text.startswith(f"{readme}:23:14: error: 'attn.softmax' sums over n")
     assert "return the second result of this softmax" in text
+
+
+# -- names -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b", "größe", "9", "a" * 200])
+def test_a_name_that_is_no_identifier(fa4c, readme, name):
+    """It would be the name of a Python function, of an entry of the PTX and of files."""
+    readme.write_text(readme.read_text().replace("@bent_window", f'@"{name}"'))
+    status, _, text = fa4c("compile", readme, "--emit", "cute")
+    assert status == 1 and text.startswith(f"{readme}:1:1: error: 'func.func' has the name") and "which is no identifier" in text
+
+
+@pytest.mark.parametrize("what", ["gemm_bias_tanh_kernel", "gemm_bias_tanh", "load"])
+def test_names_of_kernels_hosts_and_roles(fa4c, examples, tmp_path, what):
+    path = tmp_path / "x.mlir"
+    path.write_text((examples / "warp" / "gemm_bias_tanh.mlir").read_text().replace(f'"{what}"', '"a/b"').replace(f"@{what},", '@"a/b",'))
+    status, _, text = fa4c("check", path)
+    assert status == 1 and text.startswith(f"{path}:") and 'has sym_name = "a/b", which is no identifier' in text
+
+
+@pytest.mark.parametrize("name", ["class", "host", "m"])
+def test_a_kernel_may_have_the_name_of_something_else(fa4c, examples, tmp_path, name):
+    """Of a keyword of Python, or of what the emitted file calls so: its function has another one there, the PTX has the kernel's."""
+    path = tmp_path / "x.mlir"
+    path.write_text((examples / "warp" / "gemm_bias_tanh.mlir").read_text().replace("gemm_bias_tanh_kernel", name))
+    status, source, text = fa4c("compile", path, "--emit", "cute")
+    assert status == 0, text
+    tops = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    function = tops[-3]
+    assert tops[-2:] == ["host", "fake_args"] and len(set(tops)) == len(tops) and f'{function}.set_name_prefix("{name}"' in source
+    assert not re.search(rf"\b{function}\b( =|: )", source.split('"""')[2])

@@ -344,9 +344,9 @@ def test_wrong_launches(op, phrase):
     (f"[{A.replace('input', 'inptu')}, {B}]", "describes tensor 0 wrongly: role \"inptu\" is none of input, output, workspace"),
     (f"[{A.replace(', ' + chr(34) + 'k' + chr(34), '')}, {B}]", "describes tensor 0 wrongly: dims has 1 names for a tensor of rank 2"),
     (f"[{A}, {B.replace('[' + chr(34) + 'm' + chr(34) + ', ', '[1, ')}]",
-     "describes tensor 1 wrongly: dims [1, \"k\"] is no list of names"),
-    (f"[{A}, {{name = \"b\", role = \"output\", dims = \"mk\"}}]", "describes tensor 1 wrongly: dims \"mk\" is no list of names"),
-    (f"[{A}, {{name = 3, role = \"output\", dims = [\"m\", \"k\"]}}]", "describes tensor 1 wrongly: name 3 : i64 is no string"),
+     "describes tensor 1 wrongly: dims [1, \"k\"] is no list of identifiers"),
+    (f"[{A}, {{name = \"b\", role = \"output\", dims = \"mk\"}}]", "describes tensor 1 wrongly: dims \"mk\" is no list of identifiers"),
+    (f"[{A}, {{name = 3, role = \"output\", dims = [\"m\", \"k\"]}}]", "describes tensor 1 wrongly: name 3 : i64 is no identifier"),
     (f"[{A}, {A}]", "describes two tensors of the name 'a'\nnote: why: callers pass tensors by name"),
     ("3", "has tensors = 3 : i64, which is no array attribute"),
 ])
