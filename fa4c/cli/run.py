@@ -276,12 +276,17 @@ def _print_text(facts, outputs, rows, checked) -> None:
     print(f"{facts['name']}{direction} on {facts['backend']}" + (f" for {facts['target']}" if facts["target"] else "") + f": {sizes}")
     for name, tensor in outputs.items():
         summary = _summary(tensor)
-        contents = f"largest {summary['largest']:.6g}  mean of |x| {summary['mean_abs']:.6g}"
+        contents = f"largest {summary['largest']:.6g}  mean of |x| {summary['mean_abs']:.6g}" + _not_finite(summary)
         print(f"{name:8} {summary['dtype']:5} {tuple(summary['shape'])}  {contents}")
     for row in rows:
         print(row)
     if checked:
         print("check: " + ("within tolerance" if all(row.ok for row in rows) else "OUT OF TOLERANCE"))
+
+
+def _not_finite(summary: dict) -> str:
+    infinite = summary["not_finite"] - summary["nan"]
+    return "".join(f"  {count} {what}" for count, what in ((summary["nan"], "NaN"), (infinite, "infinite")) if count)
 
 
 def _print_json(facts, outputs, rows, checked) -> None:
@@ -302,7 +307,8 @@ def _summary(tensor) -> dict:
     values = tensor.double()
     finite = values[values.isfinite()].abs()
     return {"dtype": name_of(tensor.dtype), "shape": list(tensor.shape), "largest": float(finite.max()) if finite.numel() else 0.0,
-            "mean_abs": float(finite.mean()) if finite.numel() else 0.0, "not_finite": int(values.numel() - finite.numel())}
+            "mean_abs": float(finite.mean()) if finite.numel() else 0.0, "not_finite": int(values.numel() - finite.numel()),
+            "nan": int(values.isnan().sum())}
 
 
 def _plain(value):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 
 from ..ir.diagnostics import Diagnostic, UsageError
+from ..runtime import scratch
 from .compile import DTYPES, head_dim, target_named
 from .files import check_writable, display_name, make_folder, progress, read_text
 from .sizes import sizes_of
@@ -162,7 +162,7 @@ def _all(args) -> None:
     Bench(target_named(args.target).name)  # before the minutes of compiling
     out = args.out or "tune-result.json"
     check_writable(out)
-    with tempfile.TemporaryDirectory(prefix="fa4c-tune-") as folder:
+    with scratch.folder() as folder:
         _prepare(args, folder)
         args.measure, args.out = folder, out
         _measure(args)

@@ -11,11 +11,11 @@ import importlib.util
 import io
 import os
 import sys
-import tempfile
 import threading
 from dataclasses import dataclass
 
 from ..ir.diagnostics import Diagnostic
+from ..runtime import scratch
 
 COMPILE_LOCK = threading.RLock()
 
@@ -33,7 +33,7 @@ def build(source: str, name: str, arch: str, *, line_info: bool = False) -> Bina
     Raises Diagnostic if cutlass-dsl is missing or refuses the code.
     """
     cutlass = import_dsl()
-    with COMPILE_LOCK, tempfile.TemporaryDirectory(prefix="fa4c-") as folder:
+    with COMPILE_LOCK, scratch.folder() as folder:
         path = os.path.join(folder, f"{name}.cute.py")
         with open(path, "w", encoding="utf-8") as file:
             file.write(source)

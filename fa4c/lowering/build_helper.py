@@ -19,7 +19,11 @@ import threading
 import time
 from pathlib import Path
 
+from ..ir.diagnostics import Diagnostic
+from ..runtime import scratch
 from . import build
+
+TIME_LIMIT = 900.0  # seconds that are waited for one kernel: the longest known takes about 60 where nothing else runs
 
 
 def build_all(sources: dict[str, str], arch: str, helper: Helper | None = None) -> dict[str, build.Binary]:
@@ -41,13 +45,14 @@ class Helper:
     """`with Helper() as helper:` starts the process, which is gone when the block is left; None where no process can be started."""
 
     _folder = _process = None
+    _asked = ""  # name of the kernel that it compiles
 
     def __enter__(self) -> Helper | None:
         # The caller's own path: it may not have found fa4c where a fresh interpreter would look.
         # Ctrl-C is for the caller, which ends this process; from the first line on, so that importing fa4c prints no traceback either.
         deaf = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)"
         with contextlib.suppress(OSError):
-            self._folder = tempfile.TemporaryDirectory(prefix="fa4c-")
+            self._folder = scratch.folder()
             start = f"serve({os.getpid()}, {self._folder.name!r})"
             program = f"{deaf}; sys.path[:] = {sys.path!r}; from {__name__} import serve; {start}"
             self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -62,6 +67,7 @@ class Helper:
 
     def ask(self, source: str, name: str, arch: str) -> None:
         """Give it one kernel. One at a time."""
+        self._asked = name
         try:
             Path(self._folder.name, "source").write_text(source, encoding="utf-8")
             self._process.stdin.write(json.dumps({"name": name, "arch": arch}) + "\n")
@@ -70,12 +76,28 @@ class Helper:
             self._process.kill()
 
     def answer(self) -> build.Binary | None:
-        """What it made of the kernel, waited for; None if nothing."""
-        folder = Path(self._folder.name)
+        """What it made of the kernel, waited for; None if nothing. Raises Diagnostic where that takes too long."""
+        folder, line = Path(self._folder.name), self._line()
         with contextlib.suppress(OSError, ValueError):  # of a process that is ended as it writes there may be half an answer
-            version = json.loads(self._process.stdout.readline())["dsl_version"]
+            version = json.loads(line)["dsl_version"]
             return build.Binary((folder / "ptx").read_text(encoding="utf-8"), (folder / "cubin").read_bytes(), version)
         return None
+
+
+    def _line(self) -> str:
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.append(self._process.stdout.readline()), daemon=True)
+        reader.start()
+        reader.join(TIME_LIMIT)
+        if reader.is_alive():
+            self._process.kill()  # which ends the line, too
+            reader.join()
+            raise Diagnostic(
+                f"kernel '{self._asked}' was not compiled within {TIME_LIMIT:g} s",
+                why="the kernel DSL's compiler hangs, or this machine is too busy",
+                fix="try again; --emit cute writes the kernel's source without that compiler",
+            )
+        return lines[0] if lines else ""
 
 
 def serve(caller: int, folder_name: str) -> None:

@@ -44,7 +44,11 @@ class _Sum:
         self._check()
 
     def _check(self) -> None:
-        if self.add.operation.parent.name != "tile.kernel":
+        around = self.add.operation.parent.name
+        if around == "scf.if":
+            raise op_diagnostic(self.add, "adds to one place under a condition", why="each CTA stores what it would add, and where it "
+                                "stores nothing there is no 0", fix="add always, and choose between the value and 0 by arith.select")
+        if around != "tile.kernel":
             raise op_diagnostic(self.add, "adds to one place in several iterations of a loop", why="one sum of a CTA has a place to store",
                                 fix="sum in registers, and add behind the loop")
         if len(list(self.target.uses)) != 1:

@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 import threading
 import warnings
 
@@ -104,7 +105,7 @@ def find(key: str) -> artifact_module.Artifact | None:
             found = artifact_module.load(path)
         except ArtifactError as error:
             if path.exists():
-                warnings.warn(f"fa4c: the cache entry {path.name} is corrupt and is rebuilt ({error.what})", stacklevel=2)
+                _warn(f"the cache entry {path.name} is corrupt and is rebuilt ({error.what})")
                 counters.count("cache_rebuilt")
                 path.unlink(missing_ok=True)
             continue
@@ -128,8 +129,16 @@ def get_or_build(key: str, build) -> artifact_module.Artifact:
         try:
             made.save(path)
         except (ArtifactError, OSError) as error:
-            warnings.warn(f"fa4c: the cache folder cannot be written, so this kernel is compiled again next time ({error})", stacklevel=2)
+            _warn(f"the cache folder cannot be written, so this kernel is compiled again next time ({error})")
         return _memory.setdefault(key, made)
+
+
+def _warn(text: str) -> None:
+    """A warning that names the line of the caller, outside of fa4c."""
+    package, frame, level = str(pathlib.Path(__file__).resolve().parent.parent) + os.sep, sys._getframe(), 1
+    while frame.f_back is not None and os.path.realpath(frame.f_code.co_filename).startswith(package):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"fa4c: {text}", stacklevel=level)
 
 
 def _candidates(key: str) -> list[pathlib.Path]:

@@ -172,19 +172,19 @@ def compare_lse(name: str, got, exact, eager=None, eps: float = 0.0) -> list[Row
 
 
 def _finite_parts(name, got, exact, eager):
-    """A note on NaN and infinities, and the three tensors in float64 with zeros where the reference is infinite."""
+    """A note on NaN and infinities, and the three tensors in float64 with zeros where one of them is no finite number."""
     if tuple(got.shape) != tuple(exact.shape):
         raise InputError(f"the output {name} has the shape {tuple(got.shape)}, the reference {tuple(exact.shape)}")
     got, exact, eager = got.double(), exact.double(), eager.double()
     notes = []
-    nans = int(torch.isnan(got).sum())
-    if nans:
-        notes.append(f"{nans} NaN of {got.numel()}")
+    for nans, where in ((int(torch.isnan(got).sum()), ""), (int(torch.isnan(exact).sum()), " in the reference")):
+        if nans:
+            notes.append(f"{nans} NaN of {got.numel()}{where}")
     infinite = torch.isinf(exact)
-    wrong = int((torch.where(infinite, got != exact, torch.isinf(got)) & ~torch.isnan(got)).sum())
+    wrong = int((torch.where(infinite, got != exact, torch.isinf(got)) & ~torch.isnan(got) & ~torch.isnan(exact)).sum())
     if wrong:
         notes.append(f"{wrong} infinities differ")
-    keep = ~(infinite | torch.isinf(got) | torch.isinf(eager) | torch.isnan(eager))
+    keep = got.isfinite() & exact.isfinite() & eager.isfinite()
     zero = torch.zeros((), dtype=torch.float64, device=got.device)
     return "; ".join(notes), torch.where(keep, got, zero), torch.where(keep, exact, zero), torch.where(keep, eager, zero)
 

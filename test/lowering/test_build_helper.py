@@ -13,6 +13,7 @@ import pytest
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.lowering import build, build_helper
 from fa4c.lowering.compile import compile_text
+from fa4c.runtime import scratch
 
 FILE = pathlib.Path(__file__).parent / "inputs" / "scale_by_sums.mlir"  # two kernels that compile quickly
 SOURCES = {"short": "pass\n", "long": "this is no Python\n"}
@@ -71,6 +72,28 @@ def test_it_is_gone_after_an_error():
     with pytest.raises(Diagnostic), build_helper.Helper() as helper:
         raise Diagnostic("no")
     assert helper._process.poll() is not None
+
+
+def test_a_compiler_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(build_helper, "TIME_LIMIT", 0.2)
+    with build_helper.Helper() as helper, pytest.raises(Diagnostic, match="kernel 'slow' was not compiled within 0.2 s"):
+        helper.ask("import time\ntime.sleep(600)\n", "slow", "sm_90a")
+        helper.answer()
+    assert helper._process.poll() is not None
+
+
+def test_folders_of_killed_processes_go_a_day_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old, young, others = tmp_path / "fa4c-scratch-abcd_123", tmp_path / "fa4c-scratch-abcd_456", tmp_path / "fa4c-scratch-of-mine"
+    for folder in (old, young, others):
+        folder.mkdir()
+    for folder in (old, others):
+        os.utime(folder, (1e9, 1e9))
+    (tmp_path / "fa4c-scratch-abcd_789").symlink_to(others)
+    with scratch.folder() as own:
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {young.name, others.name, "fa4c-scratch-abcd_789", pathlib.Path(own).name}
+    assert not pathlib.Path(own).exists()
 
 
 def test_ended_while_it_compiles_it_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -89,12 +89,16 @@ def test_a_number_without_axes_in_tensor_memory_s_layout():
     assert abs(lanes - quads) <= 1e-3 * abs(quads)
 
 
-def test_two_sums_into_one_place_are_refused():
+@pytest.mark.parametrize(("around", "says"), [
+    ("{0}\n{0}", "adds to a tensor that its kernel uses twice"),
+    ("%yes = arith.constant true\nscf.if %yes {{\n{0}\n}}", "adds to one place under a condition"),
+])
+def test_two_sums_into_one_place_and_one_under_a_condition_are_refused(around, says):
     text = compile_text(biased("hq"), "biased.mlir", emit="tile", locations=False, pipeline=TO_TILES)
     line = next(line for line in text.split("\n") if "tile.global_add" in line)
     with new_context():
-        module = parse_module(text.replace(line, f"{line}\n{line}"), "biased.mlir")
-        with pytest.raises(Diagnostic, match="adds to a tensor that its kernel uses twice"):
+        module = parse_module(text.replace(line, around.format(line)), "biased.mlir")
+        with pytest.raises(Diagnostic, match=says):
             run_pipeline(module, "tile-deterministic-reduction")
 
 

@@ -98,8 +98,9 @@ def test_a_corrupt_entry_is_rebuilt_with_a_warning():
     assert len(calls) == 2 and artifact.load(entry).name == "sample"
     entry.write_bytes(b"PK")
     cache.forget()
-    with pytest.warns(UserWarning, match="corrupt"):
+    with pytest.warns(UserWarning, match="corrupt") as said:
         assert cache.find("k") is None
+    assert [warning.filename for warning in said] == [__file__]  # the caller's line, not one of fa4c
     assert not entry.exists()  # it warns once, even if nobody rebuilds it
     cache.get_or_build("k", build_counter(calls))
     cache.forget()

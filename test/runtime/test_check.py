@@ -1,5 +1,7 @@
 """The tolerance: each of its parts accepts at the limit and fails beyond it."""
 
+import math
+
 import pytest
 import torch
 from runtime_samples import CAUSAL, attention_tree
@@ -72,6 +74,11 @@ def test_one_nan_or_infinity_fails(case):
         wrong[0, 39, 0, 0] = value
         found = rows(case, o=wrong)
         assert not found["o", "max"].ok and note in found["o", "max"].note
+
+
+def test_a_reference_that_is_nan_is_said(case):
+    row = check.compare_tensor("o", torch.zeros(4), torch.tensor([1.0, math.nan, math.inf, 2.0]), torch.zeros(4), 0.0)[0]
+    assert not row.ok and row.note == "1 NaN of 4 in the reference; 1 infinities differ" and (row.err, row.limit) == (2.0, 4.0)
 
 
 def test_empty_rows_need_minus_infinity(case):
