@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 
@@ -21,13 +20,6 @@ def artifact(tmp_path, root, monkeypatch):
     path = tmp_path / "sample.fa4c"
     write(path, manifest(attention_tree()), MEMBERS)
     return path
-
-
-def test_readme_variant(fa4c_cli, root, tmp_path):
-    path = tmp_path / "bent_window.mlir"
-    path.write_text(re.search(r"```mlir\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)[1])
-    text = fa4c_cli.ok("run", path, "--backend", "reference", "--shape", "m=70,n=100", "--check")
-    assert text.startswith("bent_window on reference: ") and "check: within tolerance" in text
 
 
 def test_json(fa4c_cli, examples):
