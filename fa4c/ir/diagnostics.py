@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Iterable
 
 
@@ -94,12 +95,32 @@ def format_where(where: object) -> str:
     return text
 
 
+_DIALECTS = ("attn", "tile", "warp", "func", "arith", "math", "scf")
+
+
 def format_mlir(diagnostic, severity: str = "error") -> str:
     """One MLIR diagnostic with its notes. MLIR's own "see current operation" note is left out: it is the op in
     generic form with all that is nested in it, often hundreds of lines, and the location says the same."""
-    lines = [f"{format_where(diagnostic.location)}: {severity}: {diagnostic.message}"]
-    lines += [f"note: {note.message}" for note in diagnostic.notes if not note.message.startswith("see current operation")]
+    what, place = diagnostic.message, format_where(diagnostic.location)
+    lines = [f"{place}: {severity}: {message(what, fix=_known_operation(what))}"]
+    for note in diagnostic.notes:
+        if not note.message.startswith("see current operation"):
+            where = format_where(note.location)
+            lines.append(f"note: {note.message}" if where == place else f"note: {where}: {note.message}")
     return "\n".join(lines)
+
+
+def _known_operation(what: str) -> str:
+    """What the parser's message on an operation that does not exist should have meant."""
+    if "unregistered dialect" in what:
+        return f"the name before an operation's dot is one of {', '.join(_DIALECTS)}"
+    found = re.match(r"(?:unregistered operation|custom op) '((\w+)\.[\w.]+)'", what)
+    if found is None:
+        return ""
+    dialects = {name.rpartition(".")[2]: module for name, module in sys.modules.items() if re.search(r"\.dialects\.[a-z]\w*$", name)}
+    operations = vars(dialects[found[2]]).values() if found[2] in dialects else ()
+    names = {op.OPERATION_NAME for op in operations if hasattr(op, "OPERATION_NAME")}
+    return nearest(found[1], names) if names else nearest(found[2], _DIALECTS)
 
 
 def from_mlir_error(error) -> str:

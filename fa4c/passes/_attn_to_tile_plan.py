@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from ..ir.attn_dims import infer_dims
 from ..ir.attn_signature import FunctionFacts, TensorFacts, function_facts
 from ..ir.diagnostics import op_diagnostic
+from ..ir.mlir import ir
 from ._attn_to_tile_regions import constant_result, is_linear
 
 _LSE_RESULT = 'tensor<?xf32> {attn.name = "lse", attn.axes = ["b", "hq"], attn.dims = ["m"]}'
@@ -104,7 +105,7 @@ def make_plan(function) -> Plan:
         [op.operation for op in block.operations],
         dict(zip(block.arguments, facts.args, strict=True)),
     )
-    _check_softmax_rows(plan)
+    _check_before_all(plan)
     for position, operation in enumerate(plan.operations):
         rule = _RULES.get(operation.name)
         if rule is not None:
@@ -113,8 +114,17 @@ def make_plan(function) -> Plan:
     return plan
 
 
-def _check_softmax_rows(plan: Plan) -> None:
-    """Before anything else: the scores of a softmax along the rows cannot be transposed, and it is their GEMM that would be refused."""
+def _check_before_all(plan: Plan) -> None:
+    """What would be refused at another operation: where scores cannot be transposed, at the GEMM that makes them."""
+    for value, result in zip(plan.operations[-1].operands, plan.facts.results, strict=True):
+        if not isinstance(value.owner, ir.Block) and set(plan.dims_of(value)) >= set(plan.space):
+            raise op_diagnostic(
+                value.owner,
+                f"makes the {' x '.join(plan.dims_of(value))} values of the result '{result.name}'",
+                why="results are stored once a row block, after the last block of columns",
+                fix="return a GEMM over the columns, a reduction or the log-sum-exp; of a captured tensor with a place for each score "
+                "leave the gradient out: attn-derive-backward{wrt=q,k,v}",
+            )
     for operation in plan.operations:
         if operation.name == "attn.softmax" and plan.dims_of(operation.operands[0]) != plan.space:
             raise op_diagnostic(

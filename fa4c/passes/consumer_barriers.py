@@ -39,6 +39,8 @@ class Consumer:
         self.reread = set()  # fragments that were read since they were written
         self.computed = set()  # ... and that threads have written since an MMA used them last
         self.before_loop = set()  # of these, those written before a wait of this role for its own readers
+        self.filled = set()  # fragments that hold the constant they were filled with: no more than that is known of them to LLVM, either
+        self.before_branch = set()  # ... and those filled before the scf.if around, with no loop between
         self.left_behind = set()  # fragments that were written in this block, before a branch: the compiler behind moves casts past it
         self.recent = set()  # fragments that were written in this block, since the last branch
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
@@ -130,7 +132,10 @@ class Consumer:
                 self._retire(len(self.in_flight), op.location)
             for region in op.operation.regions:
                 for block in region.blocks:
+                    self.filled = self.filled if name == "scf.if" else set()
+                    self.before_branch = set(self.filled)
                     self._visit_block(block, level + 1)
+            self.before_branch = set()
         elif isinstance(op, warp.WhenOp):
             self._when(op)
         elif isinstance(op, warp.WgmmaOp):
@@ -172,6 +177,7 @@ class Consumer:
         before = list(self.in_flight)
         for inner, reads, writes in body:
             self.computed |= writes
+            self.filled -= writes
             last = self._last_conflict(lambda g, r=reads, w=writes: _clash(g, r, w))
             if last >= 0:
                 with ir.InsertionPoint(inner):
@@ -194,6 +200,7 @@ class Consumer:
             overwritten = set() if op.accumulate.value else {op.acc}
             # LLVM computes values no earlier than in the block that uses them, which would be behind the fence
             kept = (a_fragment | overwritten) & self.reread | (a_fragment | {op.acc}) & self.before_loop | a_fragment & self.left_behind
+            kept |= {op.acc} & self.before_branch - overwritten
             warp.WgmmaFenceOp(fragments=[f for f in dict.fromkeys([op.a, op.acc]) if f in kept])
             warp.WgmmaOp(
                 acc=op.acc,
@@ -206,7 +213,7 @@ class Consumer:
                 accumulate=op.accumulate,
             )
             warp.WgmmaCommitOp()
-        for used in (self.computed, self.before_loop):
+        for used in (self.computed, self.before_loop, self.filled):
             used.difference_update(a_fragment | {op.acc})
         self.in_flight.append(_Group({op.acc}, a_fragment, set(keys.items()), last))
         op.operation.erase()
@@ -267,6 +274,7 @@ class Consumer:
             self._cover()
         self.reread = (self.reread | reads) - writes
         self.computed |= writes
+        self.filled = self.filled | writes if isinstance(op, warp.FillOp) else self.filled - writes
         self.recent |= writes
         self.left_behind -= writes
 

@@ -128,6 +128,31 @@ def test_an_unknown_target_is_wrong_usage(fa4c, examples, command):
     assert (status, out) == (2, "") and text.startswith("fa4c: error: there is no target 'sm_99'")
 
 
+@pytest.mark.parametrize(("right", "wrong", "says"), [
+    ("attn.softmax", "attn.sofmax", "note: fix: did you mean 'attn.softmax'?"),
+    ("math.tanh", "math.tanhh", "note: fix: did you mean 'math.tanh'?"),
+    ('"attn.softmax', '"atn.softmax', "note: fix: the name before an operation's dot is one of attn, "),
+    ("arith.cmpi sle, %j, %i : index", "arith.subi %j, %i : index", "note: {path}:19:5: prior use here"),
+])
+def test_a_slip_in_a_variant(fa4c, readme, right, wrong, says):
+    readme.write_text(readme.read_text().replace(right, wrong, 1))
+    status, _, text = fa4c("check", readme)
+    assert status == 1 and text.startswith(f"{readme}:") and says.format(path=readme) in text
+
+
+def test_a_gradient_with_a_place_for_each_score_is_refused_by_its_name(fa4c, readme):
+    """Of a captured bias; without it there is a backward."""
+    text = readme.read_text().replace('"n", "dv"]})', '"n", "dv"]},\n    %bias: tensor<?x?xf32> {attn.name = "bias", attn.axes = ["hq"], '
+                                      'attn.dims = ["m", "n"]})')
+    text = text.replace("arith.mulf %x, %scale : f32\n", """arith.mulf %x, %scale : f32
+    %at = "attn.load"(%bias, %i, %j) : (tensor<?x?xf32>, index, index) -> f32\n""")
+    text = text.replace("math.tanh %y : f32", "arith.addf %y, %at : f32")
+    readme.write_text(text)
+    status, _, text = fa4c("compile", readme, "--direction", "bwd", "--emit", "tile")
+    assert status == 1 and text.startswith(f"{readme}:26:14: error: 'attn.map' makes the m x n values of the result 'dbias'"), text
+    assert fa4c("compile", readme, "--direction", "bwd", "--emit", "tile", "--set", "attn-derive-backward.wrt=q,k,v")[0] == 0
+
+
 def test_a_backward_without_the_log_sum_exp_names_the_softmax(fa4c, readme):
     text = readme.read_text().replace(", %lse : tensor<?x128xbf16>, tensor<?xf32>", " : tensor<?x128xbf16>")
     head, rest = text.split(',\n        tensor<?xf32> {attn.name = "lse"')

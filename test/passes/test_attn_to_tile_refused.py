@@ -134,7 +134,7 @@ REFUSED = {
         5,
         "'attn.map' needs input 1 before the last block is done",
     ),
-    "P as a result": (function(SOFTMAX, [("p", "tensor<?x?xf32>", "m n")]), 5, "'func.return' returns m x n values as 'o0'"),
+    "P as a result": (function(SOFTMAX, [("p", "tensor<?x?xf32>", "m n")]), 4, "'attn.softmax' makes the m x n values of the result 'o0'"),
     "an argument as a result": (function(SOFTMAX, [("q", "tensor<?x16xbf16>", "m d")]), 5, "'func.return' returns its argument as 'o0'"),
     "a sum over heads": (
         function(SOFTMAX, [LSE]).replace('attn.name = "o0", attn.axes = ["b", "hq"]', 'attn.name = "o0", attn.axes = ["b"]'),

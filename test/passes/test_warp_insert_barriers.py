@@ -116,3 +116,15 @@ def test_refuses(name):
         barriers(text)
     assert is_located(caught.value.text())
     assert message in caught.value.text()
+
+
+@pytest.mark.parametrize(("fill", "kept"), [("%acc", "%acc"), ("%acc2", "")])
+def test_a_sum_that_starts_under_a_condition_is_filled_before_the_fence(fill, kept):
+    """Of a constant known in another block LLVM makes copies where they are used, behind the fence (a PTX of a dQ that came so)."""
+    lines = (f'      "warp.fill"({fill}) {{value = 0.0 : f32}} : ({ACC}) -> ()\n      %yes = arith.constant true\n      scf.if %yes {{\n',
+             wgmma("%acc").replace("accumulate = false", "accumulate = true"), "      }\n")
+    with new_context() as context, ir.Location.unknown():
+        module = parse_module(in_the_loop(*lines), "program.mlir", context)
+        run_pipeline(module, "warp-insert-barriers")
+        printed = print_module(module, locations=False)
+    assert re.search(r'"warp.wgmma_fence"\((.*?)\)', printed)[1] == kept
