@@ -200,7 +200,7 @@ class Consumer:
             overwritten = set() if op.accumulate.value else {op.acc}
             # LLVM computes values no earlier than in the block that uses them, which would be behind the fence
             kept = (a_fragment | overwritten) & self.reread | (a_fragment | {op.acc}) & self.before_loop | a_fragment & self.left_behind
-            kept |= {op.acc} & self.before_branch - overwritten
+            kept |= {op.acc} & (self.before_branch | self.left_behind) - overwritten
             warp.WgmmaFenceOp(fragments=[f for f in dict.fromkeys([op.a, op.acc]) if f in kept])
             warp.WgmmaOp(
                 acc=op.acc,

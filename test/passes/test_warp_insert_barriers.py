@@ -118,13 +118,20 @@ def test_refuses(name):
     assert message in caught.value.text()
 
 
-@pytest.mark.parametrize(("fill", "kept"), [("%acc", "%acc"), ("%acc2", "")])
-def test_a_sum_that_starts_under_a_condition_is_filled_before_the_fence(fill, kept):
-    """Of a constant known in another block LLVM makes copies where they are used, behind the fence (a PTX of a dQ that came so)."""
-    lines = (f'      "warp.fill"({fill}) {{value = 0.0 : f32}} : ({ACC}) -> ()\n      %yes = arith.constant true\n      scf.if %yes {{\n',
-             wgmma("%acc").replace("accumulate = false", "accumulate = true"), "      }\n")
+FILL = f'      "warp.fill"(%acc) {{value = 0.0 : f32}} : ({ACC}) -> ()\n'
+UNDER_A_CONDITION = "      %yes = arith.constant true\n      scf.if %yes {\n"
+
+
+@pytest.mark.parametrize(("lines", "behind", "kept"), [
+    (FILL + UNDER_A_CONDITION, "      }\n", "%acc"),  # LLVM copies a constant where it is used
+    (FILL.replace("%acc", "%acc2") + UNDER_A_CONDITION, "      }\n", ""),
+    (half("%acc"), "", "%acc"),  # the wait for B, a loop, stands between: LLVM moves what the MMA alone uses behind it
+], ids=["a constant", "of another", "a product"])
+def test_a_sum_is_made_before_the_fence_where_a_branch_stands_between(lines, behind, kept):
+    """Both were seen in PTX: of a dQ beside a recomputed O, and of one that a softmax inside of a backward rescales."""
+    adds = wgmma("%acc").replace("accumulate = false", "accumulate = true")
     with new_context() as context, ir.Location.unknown():
-        module = parse_module(in_the_loop(*lines), "program.mlir", context)
+        module = parse_module(in_the_loop(lines, adds, behind), "program.mlir", context)
         run_pipeline(module, "warp-insert-barriers")
         printed = print_module(module, locations=False)
     assert re.search(r'"warp.wgmma_fence"\((.*?)\)', printed)[1] == kept
