@@ -7,6 +7,7 @@ import os
 import sys
 
 from ..ir.diagnostics import Diagnostic, UsageError
+from ..runtime.sizes import LARGEST
 from . import pass_flags
 from .files import STDIN, check_writable, display_name, progress, read_text, write_whole
 
@@ -50,7 +51,7 @@ def head_dim(text: str) -> tuple[int, int]:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
         sizes = ()
-    if len(sizes) not in (1, 2) or min(sizes) <= 0:
+    if len(sizes) not in (1, 2) or min(sizes) <= 0 or max(sizes) > LARGEST:
         raise argparse.ArgumentTypeError(f"'{text}' is no head dim; write one positive number, or two: 192,128")
     return sizes[0], sizes[-1]
 

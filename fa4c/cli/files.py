@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..ir.diagnostics import Diagnostic
+from ..ir.diagnostics import Diagnostic, UsageError
 from ..runtime import whole_file
 
 STDIN = "-"
@@ -70,6 +70,8 @@ def check_writable(path: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise Diagnostic("cannot write this file", where=path, why=f"there is no folder {folder}", fix="make it, or choose another -o")
+    if not path:
+        raise UsageError("-o names no file", fix="write -o FILE")
     if os.path.isdir(path):
         raise Diagnostic("cannot write this file", where=path, why="it is a folder", fix="choose another -o")
     try:
@@ -89,7 +91,7 @@ def make_folder(path: str) -> None:
 
 
 def display_name(path: str) -> str:
-    return "<stdin>" if path == STDIN else path
+    return "<stdin>" if path == STDIN else path or "''"
 
 
 def progress(text: str) -> None:

@@ -34,12 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, help="default: cuda where a GPU of the target is found, else emulator")
     parser.add_argument("--shape", default="", metavar="NAME=SIZE,...",
                         help="default: b=1,hq=4,hkv=2,m=256,n=256; n follows m, hkv follows hq")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs that are made up (default: 0)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the inputs that are made up (default: 0)")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=FILE.npy", help="data for one input; may be repeated")
     parser.add_argument("--schedule", choices=("fifo", "random"), help="of the emulator's warps (default: fifo)")
-    parser.add_argument("--schedule-seed", type=int, metavar="N", help="of --schedule random")
+    parser.add_argument("--schedule-seed", type=_seed, metavar="N", help="of --schedule random")
     parser.add_argument("--check", action="store_true", help="compare with float64; exit status 1 when out of tolerance")
     parser.add_argument("--json", action="store_true", help="results as JSON")
+
+
+def _seed(text: str) -> int:
+    try:
+        seed = int(text)
+    except ValueError:
+        seed = -1
+    if not 0 <= seed < 2**63:
+        raise argparse.ArgumentTypeError(f"'{text[:40]}' is no seed; write a number from 0 to 2^63 - 1")
+    return seed
 
 
 def needs_mlir(args: argparse.Namespace) -> bool:

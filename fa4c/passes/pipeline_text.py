@@ -37,7 +37,10 @@ class Item:
 def parse(text: str) -> list[Item]:
     """The items of a pipeline, an outermost `builtin.module(...)` taken off; raises UsageError."""
     reader = _Reader(text)
-    items = reader.items() if reader.peek() else []
+    try:
+        items = reader.items() if reader.peek() else []
+    except RecursionError:
+        raise reader.error("too many anchors in each other") from None
     if reader.peek():
         raise reader.error("expected ',' or the end")
     return _without_module_anchor(items)

@@ -102,6 +102,18 @@ def test_memory_that_ends_all_the_same(fa4c, examples, monkeypatch):
     assert status == 1 and text.startswith("fa4c: error: there is not enough memory\nnote: why: ") and "Traceback" not in text
 
 
+@pytest.mark.parametrize(("args", "says"), [
+    (["run", "x.mlir", "--seed", "9" * 20], "is no seed"),
+    (["run", "x.mlir", "--seed", "-1"], "is no seed"),
+    (["compile", "x.mlir", "--head-dim", "9" * 20], "is no head dim"),
+    (["compile", "x.mlir", "-o", ""], "-o names no file"),
+    (["opt", "x.mlir", "--pass-pipeline", "func.func(" * 2000], "too many anchors"),
+])
+def test_values_that_cannot_be(fa4c, args, says):
+    status, out, text = fa4c(*args)
+    assert (status, out) == (2, "") and says in text
+
+
 # -- files -------------------------------------------------------------------------------------------------------------------------------
 
 
