@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..ir.diagnostics import Diagnostic, UsageError
-from ..runtime import scratch
+from ..lowering import scratch
 from .compile import DTYPES, head_dim, target_named
 from .files import check_writable, display_name, make_folder, progress, read_text
 from .sizes import sizes_of

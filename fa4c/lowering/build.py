@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 
 from ..ir.diagnostics import Diagnostic
-from ..runtime import scratch
+from . import scratch
 
 COMPILE_LOCK = threading.RLock()
 

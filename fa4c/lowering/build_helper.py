@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 
 from ..ir.diagnostics import Diagnostic
-from ..runtime import scratch
-from . import build
+from . import build, scratch
 
 TIME_LIMIT = 900.0  # seconds that are waited for one kernel: the longest known takes about 60 where nothing else runs
 

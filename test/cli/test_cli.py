@@ -157,7 +157,7 @@ def test_signature_error_is_found_before_any_pass(fa4c_cli, examples, tmp_path, 
 
 
 def test_unknown_and_planned_targets(fa4c_cli, plain):
-    assert "known targets are: sm_90a, sm_100a, sm_80" in fa4c_cli.error("compile", plain, "--target", "sm_70")
+    assert "known targets are: sm_90a, sm_100a, sm_80" in fa4c_cli.error("compile", plain, "--target", "sm_70", status=2)
     assert "planned (portable path: `cp.async`, `mma.sync`, LPT)" in fa4c_cli.error("compile", plain, "--target", "sm_80")
 
 

@@ -11,9 +11,8 @@ import time
 import pytest
 
 from fa4c.ir.diagnostics import Diagnostic
-from fa4c.lowering import build, build_helper
+from fa4c.lowering import build, build_helper, scratch
 from fa4c.lowering.compile import compile_text
-from fa4c.runtime import scratch
 
 FILE = pathlib.Path(__file__).parent / "inputs" / "scale_by_sums.mlir"  # two kernels that compile quickly
 SOURCES = {"short": "pass\n", "long": "this is no Python\n"}
