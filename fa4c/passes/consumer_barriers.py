@@ -39,8 +39,8 @@ class Consumer:
         self.reread = set()  # fragments that were read since they were written
         self.computed = set()  # ... and that threads have written since an MMA used them last
         self.before_loop = set()  # of these, those written before a wait of this role for its own readers
-        self.filled = set()  # fragments that hold the constant they were filled with: no more than that is known of them to LLVM, either
-        self.before_branch = set()  # ... and those filled before the scf.if around, with no loop between
+        self.filled = set()  # fragments that hold the constant they were filled with, no loop between: LLVM knows that too
+        self.before_branch = set()  # of these, those filled before the scf.if around
         self.left_behind = set()  # fragments that were written in this block, before a branch: the compiler behind moves casts past it
         self.recent = set()  # fragments that were written in this block, since the last branch
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
@@ -215,6 +215,8 @@ class Consumer:
             warp.WgmmaCommitOp()
         for used in (self.computed, self.before_loop, self.filled):
             used.difference_update(a_fragment | {op.acc})
+        for written in (self.before_branch, self.left_behind, self.recent):
+            written.discard(op.acc)  # what an MMA in flight sums into must not be moved for the next one
         self.in_flight.append(_Group({op.acc}, a_fragment, set(keys.items()), last))
         op.operation.erase()
 

@@ -131,7 +131,7 @@ def test_a_sum_is_made_before_the_fence_where_a_branch_stands_between(lines, beh
     """Both were seen in PTX: of a dQ beside a recomputed O, and of one that a softmax inside of a backward rescales."""
     adds = wgmma("%acc").replace("accumulate = false", "accumulate = true")
     with new_context() as context, ir.Location.unknown():
-        module = parse_module(in_the_loop(lines, adds, behind), "program.mlir", context)
+        module = parse_module(in_the_loop(lines, adds, adds, behind), "program.mlir", context)
         run_pipeline(module, "warp-insert-barriers")
         printed = print_module(module, locations=False)
-    assert re.search(r'"warp.wgmma_fence"\((.*?)\)', printed)[1] == kept
+    assert re.findall(r'"warp.wgmma_fence"\((.*?)\)', printed) == [kept, ""]  # the first sum may be in flight at the second
