@@ -13,16 +13,18 @@ from .diagnostics import Diagnostic, op_diagnostic
 from .mlir import func, ir
 
 AXES = ("b", "hq", "hkv")
+SIZES = (*AXES, "m", "n")
 ALIGNMENTS = ("top_left", "bottom_right")
 LAYOUTS = ("bshd", "bhsd")
 ARGUMENT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.fill", "attn.cu_seqlens", "attn.never")
 RESULT_ATTRIBUTES = ("attn.name", "attn.axes", "attn.dims", "attn.workspace", "attn.kernel")
-FUNCTION_ATTRIBUTES = ("attn.align", "attn.layout", "attn.stationary")
+FUNCTION_ATTRIBUTES = ("attn.align", "attn.layout", "attn.stationary", "attn.when")
 STATIONARY = ("m", "n")
 INFINITIES = ("inf", "-inf")
 _FUNC_OWN_ATTRIBUTES = ("sym_name", "function_type", "sym_visibility", "arg_attrs", "res_attrs", "no_inline")
 _DTYPES = {"f32": "f32", "f64": "f64", "bf16": "bf16", "f16": "fp16", "i32": "i32", "i64": "i64", "i1": "i1", "index": "index"}
 _NUMBER = r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?"
+_WHEN = re.compile(r"(\w+) *<= *([0-9]+)")
 _FILL = re.compile(rf"normal|alibi|uniform\({_NUMBER},\s*{_NUMBER}\)|sorted_ids\([1-9][0-9]*\)")
 
 
@@ -48,7 +50,11 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class FunctionFacts:
-    """`stationary`: the dimension whose blocks CTAs own, "m" where the function does not say."""
+    """`stationary`: the dimension whose blocks CTAs own, "m" where the function does not say.
+
+    `when`: (size, most). The function runs where that size is at most so large, and its results, workspaces each, are arguments by the
+    same names: what they are where it does not run, and in the memory that it writes.
+    """
 
     name: str
     align: str
@@ -56,6 +62,7 @@ class FunctionFacts:
     args: tuple[TensorFacts, ...]
     results: tuple[TensorFacts, ...]
     stationary: str = "m"
+    when: tuple[str, int] | None = None
 
 
 def dtype_name(kind) -> str:
@@ -125,6 +132,7 @@ def function_facts(func_op) -> FunctionFacts:
             for n, t in enumerate(kind.results)
         ),
         stationary=_choice(op, "attn.stationary", STATIONARY),
+        when=_when(op),
     )
 
 
@@ -208,6 +216,17 @@ def _choice(op, name: str, choices: tuple[str, ...]) -> str:
     return value
 
 
+def _when(op) -> tuple[str, int] | None:
+    if "attn.when" not in op.attributes:
+        return None
+    text = _string(op.attributes["attn.when"], "attn.when", "the function", op.location)
+    found = _WHEN.fullmatch(text)
+    if not found or found[1] not in SIZES:
+        why = f"a function runs where one of {', '.join(SIZES)} is at most a number"
+        raise op_diagnostic(op, f'has attn.when = "{text}"', why=why, fix='write attn.when = "n <= 16"')
+    return found[1], int(found[2])
+
+
 def _string(attribute, name: str, what: str, where) -> str:
     if not isinstance(attribute, ir.StringAttr):
         raise Diagnostic(f"'func.func' has {name} = {attribute} on {what}", where=where, why="it must be a string", fix=f'{name} = "..."')
@@ -285,10 +304,10 @@ def _check_dims(facts: TensorFacts, what: str, kind, where) -> None:
 
 
 def _check_names(op, facts: FunctionFacts) -> None:
-    seen = set()
+    seen, updated = set(), _updated(op, facts)
     sizes: dict[str, tuple[int | None, str]] = {}
     for tensor in (*facts.args, *facts.results):
-        if tensor.name in seen:
+        if tensor.name in seen and not (tensor.workspace and tensor.name in updated):
             raise op_diagnostic(
                 op, f"has two tensors named '{tensor.name}'", why="names are the keys of inputs and outputs", fix="rename one of them"
             )
@@ -302,6 +321,27 @@ def _check_names(op, facts: FunctionFacts) -> None:
                     why="one name is one size",
                     fix="give one of them another name",
                 )
+
+
+def _updated(op, facts: FunctionFacts) -> set[str]:
+    """The names of the workspaces that a function with `attn.when` takes and returns: all of its results."""
+    if facts.when is None:
+        return set()
+    if not any(facts.when[0] in (*t.axes, *t.dims) for t in facts.args):
+        raise op_diagnostic(op, f'has attn.when = "{facts.when[0]} <= {facts.when[1]}"', why=f"no argument has the size {facts.when[0]}")
+    taken = {t.name: t for t in facts.args}
+    for result in facts.results:
+        before = taken.get(result.name)
+        if not result.workspace or before is None or (before.dtype, before.axes, before.dims, before.shape) != (
+            result.dtype, result.axes, result.dims, result.shape
+        ):
+            raise op_diagnostic(
+                op,
+                f"returns '{result.name}', and may not run at all",
+                why="where attn.when does not hold, a result is what an argument of the same name, dtype, axes and dimensions was",
+                fix=f"take the workspace '{result.name}', which a function before returns, or remove attn.when",
+            )
+    return {t.name for t in facts.results}
 
 
 def _check_packing(op, facts: FunctionFacts) -> None:

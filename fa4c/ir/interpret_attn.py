@@ -43,13 +43,25 @@ def run(func_op, inputs: Mapping, dtype: str = scalar.FLOAT64) -> dict[str, np.n
 
 
 def run_module(module, inputs: Mapping, dtype: str = scalar.FLOAT64) -> dict[str, np.ndarray]:
-    """Execute the attn functions of a module in order, workspaces of one handed to the next. Returns all results but workspaces."""
+    """Execute the attn functions of a module in order, those whose `attn.when` holds, workspaces of one handed to the next. Returns all
+    results but workspaces."""
     results, workspaces = {}, {}
     for function in attn_functions(module):
+        if not _runs(function, {**inputs, **workspaces}, dtype):
+            continue
         made = run(function, {**inputs, **workspaces}, dtype)
         for tensor in function_facts(function).results:
             (workspaces if tensor.workspace else results)[tensor.name] = made[tensor.name]
     return results
+
+
+def _runs(func_op, inputs: Mapping, dtype: str) -> bool:
+    facts = function_facts(func_op)
+    if facts.when is None:
+        return True
+    size, most = facts.when
+    packed = tuple(t.cu_seqlens for t in facts.args if t.cu_seqlens)
+    return _problem_sizes(func_op, facts, {t.name: _as_array(func_op, inputs, t, dtype) for t in facts.args}, packed)[size] <= most
 
 
 # -- arrays in memory order and back -----------------------------------------------------------------------------------------------------

@@ -479,10 +479,15 @@ def _check_counter(op) -> bool:
 
 
 class LoadElementOp(Operation, name="load_element", traits=[ext.Pure]):
-    """out = source[coords], read directly; 0 out of bounds."""
+    """out = source[coords], read directly; 0 out of bounds.
+
+    `exclusive`: the kernel also stores the tensor, each element by a thread that has read it. Then nothing is read in place of what is out
+    of bounds: another thread may be storing it. f32 only.
+    """
 
     source: ext.Operand[Any]
     coords: Sequence[ext.Operand[ir.IndexType]]
+    exclusive: Any = optional(ir.BoolAttr, "false")
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -490,6 +495,8 @@ class LoadElementOp(Operation, name="load_element", traits=[ext.Pure]):
             return False
         if len(self.coords) != self.source.type.rank:
             return op_error(self, f"needs {self.source.type.rank} coordinates, but has {len(self.coords)}")
+        if self.exclusive.value and str(self.out.type) != "f32":
+            return op_error(self, f"is exclusive, of {self.out.type}", why="workspaces that kernels update are f32", fix="remove exclusive")
         return self.out.type == self.source.type.element_type or op_error(
             self, f"gives {self.out.type}, but the tensor holds {self.source.type.element_type}"
         )

@@ -18,7 +18,8 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
     strides of 16 bytes, and what lies beyond the problem's size is not seen. `semantics` is the variant's expression tree as JSON text
     (design.md section 5), absent for programs that are not attention.
 
-    An `scf.if` around launches chooses between kernels by the problem's sizes. Both of its branches launch something.
+    An `scf.if` around launches chooses between kernels by the problem's sizes. Both of its branches launch something, or what one of them
+    launches is given no output, and no workspace that does not hold something before, by a launch or by `init`.
     """
 
     sym_name: ir.StringAttr
@@ -49,22 +50,43 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
             return op_error(self, f"describes two tensors of the name '{twice}'", why="callers pass tensors by name")
         if not any(op.operation.name == "tile.launch" for op in nested_operations(self.body)):
             return op_error(self, "launches no kernel", why="nothing would write its outputs", fix='add a "tile.launch"')
-        return all(_is_whole_choice(op) for op in nested_operations(self.body)) and no_stray_attributes(self.body)
+        roles = {argument: entry["role"].value for argument, entry in zip(arguments, self.tensors, strict=True)}
+        written = {argument for argument, entry in zip(arguments, self.tensors, strict=True) if _holds_something(entry)}
+        for op in self.body.blocks[0].operations:
+            if not _is_whole_choice(op, roles, written):
+                return False
+            written.update(value for value in _given_to_launches(op) if value in roles)
+        return no_stray_attributes(self.body)
 
 
-def _is_whole_choice(op) -> bool:
-    """Whichever way control flow of the host goes, something is launched; a launcher knows no loops."""
+def _holds_something(entry) -> bool:
+    """Whether a tensor does so before anything is launched."""
+    return entry["role"].value == "input" or ("init" in entry and entry["init"].value == "zero")
+
+
+def _given_to_launches(op) -> list:
+    """The tensors of launches in an operation, itself one of them or not."""
+    operations = [op, *(inner for region in op.operation.regions for inner in nested_operations(region))]
+    return [value for inner in operations if inner.operation.name == "tile.launch" for value in inner.tensors]
+
+
+def _is_whole_choice(op, roles: dict, written: set) -> bool:
+    """Whichever way control flow of the host goes, what kernels write is written; a launcher knows no loops. `written`: tensors that hold
+    something before it."""
     launching = [any(inner.operation.name == "tile.launch" for inner in nested_operations(region)) for region in op.operation.regions]
     if not any(launching):
         return True
     if op.operation.name != "scf.if":
         return op_error(op, "launches kernels", why="a launcher runs each step once", fix="choose between launches by scf.if")
-    return all(launching) or op_error(
-        op,
-        "launches a kernel in one of its branches only",
-        why="for the sizes that take the other branch nothing would write the outputs",
-        fix='put a "tile.launch" into both branches, or remove the scf.if',
-    )
+    if not all(launching) and any(roles.get(value) == "output" or value not in written for value in _given_to_launches(op)):
+        return op_error(
+            op,
+            "launches a kernel in one of its branches only",
+            why="for the sizes that take the other branch nothing would write the outputs",
+            fix='put a "tile.launch" into both branches, or remove the scf.if',
+        )
+    inside = [inner for region in op.operation.regions for block in region.blocks for inner in block.operations]
+    return all(_is_whole_choice(inner, roles, written) for inner in inside)
 
 
 def _tensor_entry_problem(kind, entry) -> str:

@@ -29,7 +29,7 @@ from .thread_layout import LAYOUTS
 
 _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t cta_rank row0 col0 r g c kk lane OperandMajorMode "
-    "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element write_element "
+    "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element read_exclusive write_element "
     "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
     "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_at store_row load_row warp_sum "
     "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair max3 add_exponent llvm nvvm pair_barrier send_row arrive_at_leader hold"
@@ -166,7 +166,8 @@ class _Kernel(TileRules, TmemRules, MapRules):
             terms.append(f"({self.operand(coord)}, {self._size(tensor, axis)}, {self.parameter_name[('stride', tensor, axis)]})")
         listing = ", ".join(terms) + ("," if len(terms) == 1 else "")
         pointer = self.parameter_name[("pointer", tensor)]
-        self._assign(op.out, f"read_element({dsl_type(op.out.type)}, {pointer}, ({listing}))", "x")
+        read = "read_exclusive(" if op.exclusive.value else f"read_element({dsl_type(op.out.type)}, "
+        self._assign(op.out, f"{read}{pointer}, ({listing}))", "x")
 
     def _size(self, tensor, axis) -> str:
         return self.parameter_name[("dim", tensor, axis)] if tensor.type.is_dynamic_dim(axis) else str(tensor.type.shape[axis])

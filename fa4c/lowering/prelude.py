@@ -99,6 +99,16 @@ def read_element(kind, address: Int64, axes):
     value = cute.make_tensor(pointer, cute.make_layout(1))[0]
     return select(kind, inside, value, 0) if axes else value
 ''',
+    "read_exclusive": '''
+def read_exclusive(address: Int64, axes):
+    """An f32 element of a tensor in global memory; 0 out of bounds, where nothing is read: what is inside belongs to other threads."""
+    inside = Boolean(True)
+    for coordinate, size, stride in axes:
+        inside = (Int32(coordinate) >= 0) & (Int32(coordinate) < size) & inside
+        address = address + Int64(coordinate) * stride * 4
+    value = prims.inline_ptx("ld.global.f32 $0, [$1];", write_only_types=[Float32], read_only_args=[address], predicate=inside)
+    return select(Float32, inside, value, 0)
+''',
     "load_pair": '''
 def load_pair(source, offset, target, number):
     """target[number], target[number + 1] = two neighbours in shared memory from element `offset` on, by one load; `offset` is even."""
@@ -161,6 +171,7 @@ _NEEDS = {
     "hold": ["select"],
     "truncated_div": ["select"],
     "read_element": ["select"],
+    "read_exclusive": ["select"],
     "exchange_if": ["select"],
     "store_pair": ["select"],
     "tmem_load": ["tmem_pieces"],

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ._attn_to_tile_plan import Plan
-from ._attn_to_tile_shape import Demand, Shape, choose_shape, problem_with
+from ._attn_to_tile_shape import Demand, Shape, choose_shape, is_one_block, problem_with
 from .op_costs import special_work
 
 FORMULA, MEASURED = "formula", "measured"
@@ -40,7 +40,11 @@ class Configuration:
 
 
 def choose_configurations(op, plan: Plan, demand: Demand, target, *, wanted: str, **shape: int) -> list[Configuration]:
-    """At least one; only the last has no limit. `wanted`: the pass's option; `shape`: block_m, block_n, buffers, 0 = free."""
+    """At least one; only the last has no limit. `wanted`: the pass's option; `shape`: block_m, block_n, buffers, 0 = free. Both are for
+    kernels that visit block after block: all columns of one that `attn.when` limits may be a single block, which is as large as they are.
+    """
+    if is_one_block(demand, target):
+        return [Configuration(choose_shape(op, demand, target), source="one block of columns")]
     if wanted not in (FORMULA, MEASURED):
         return _written(op, plan, demand, target, wanted, shape)
     if any(shape.values()):

@@ -130,7 +130,8 @@ class Frame:
 
     def element(self, tensor: TensorFacts, own: list):
         source = self.tensors[tensor.name]
-        return LoadElementOp(source=source, coords=self.coordinates(tensor, own), out=source.type.element_type).out
+        updated = ir.BoolAttr.get(True) if any(t.name == tensor.name for t in self.plan.facts.results) else None
+        return LoadElementOp(source=source, coords=self.coordinates(tensor, own), exclusive=updated, out=source.type.element_type).out
 
     # -- scalar code of the function -------------------------------------------------------------------------
 

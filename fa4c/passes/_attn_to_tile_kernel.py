@@ -42,7 +42,7 @@ class Kernel:
         else:
             self._emit_columns(bounds, blocks)
         self.tiles.column0 = None
-        self.tiles.forget_row_vectors()
+        self.tiles.forget_row_vectors(but=() if self.plan.grouped else [t.name for t in self.plan.facts.results])
 
     def _is_bounded(self, position: int, operation) -> bool:
         if operation.name != "attn.band_mask":
@@ -56,15 +56,21 @@ class Kernel:
     def _emit_columns(self, bounds, blocks) -> None:
         index, (first, end) = self.frame.index, blocks
         self._load_row_vectors()
+        if 0 < self.plan.most_columns() <= self.shape.block_n:
+            self._visit(index(0), bounds)
+            return
         count = arith.maxsi(end if first == index(0) else arith.subi(end, first), index(0))
         last = arith.subi(end, index(1)) if self.plan.columns == "n" else None
 
         def block(number):
             place = arith.subi(last, number) if last is not None else number if first == index(0) else arith.addi(first, number)
-            self.tiles.column0 = arith.muli(place, index(self.shape.block_n))
-            Block(self.tiles, bounds, self.added).emit()
+            self._visit(arith.muli(place, index(self.shape.block_n)), bounds)
 
         self._over(index(0), count, block)
+
+    def _visit(self, column0, bounds) -> None:
+        self.tiles.column0 = column0
+        Block(self.tiles, bounds, self.added).emit()
 
     def _over(self, lower, upper, body) -> None:
         """A loop that carries the accumulators."""

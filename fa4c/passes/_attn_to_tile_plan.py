@@ -86,6 +86,11 @@ class Plan:
     def has_scores(self) -> bool:
         return any(isinstance(kind, Score) for kind in self.kinds.values())
 
+    def most_columns(self) -> int:
+        """How many columns there are at most where the kernel runs; 0: any number."""
+        size, most = self.facts.when or ("", 0)
+        return most if size == self.columns else 0
+
     def visible(self) -> list[tuple[int, ...]]:
         """For each accumulation, the band masks outside of which nothing reaches it; () where every key may."""
         return [

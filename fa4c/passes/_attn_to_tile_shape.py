@@ -16,7 +16,7 @@ _OTHER_REGISTERS = 32
 _REGISTERS_PER_FURTHER_SOFTMAX = 8  # two rows a thread: maximum, row sum, factor, and room
 _BACKWARD_HALVES = 5
 _COMPUTE_WARPGROUPS = (1, 2, 3)
-_COPYING_WARPGROUPS = 1  # of kernels without a loop, which memory bandwidth bounds: small CTAs, several on an SM
+_COPYING_WARPGROUPS = 1  # of kernels of one block of columns or none, which memory bandwidth bounds: small CTAs, several on an SM
 _ROW_BLOCKS = (1, 2)
 _PRODUCER_REGISTERS = 24
 _BARRIER_BYTES = 1024
@@ -41,6 +41,7 @@ class Demand:
     column_values: int = 0  # vectors of which maps of scores take one value a column from memory
     ctas: int = 1  # that form a product together: each has half of what it multiplies by, and of a sum over rows half of the rows
     in_pairs: "Demand | None" = None  # what it would be, were two to do so
+    most_columns: int = 0  # that there are where the kernel runs (`attn.when`); 0: no limit
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,18 @@ class Shape:
 def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int = 0, buffers: int = 0) -> Shape:
     """The cheapest shape that fits; 0 means free. Raises `Diagnostic` at `op`, with the numbers, where nothing does."""
     _check_options(op, target, block_m, block_n, buffers)
-    groups = _groups(target) if demand.column_tiles else (_COPYING_WARPGROUPS,)
+    step, widest = padding_step(target, demand.ctas), min(_WIDEST, target.mma.n_max)
+    one_block = is_one_block(demand, target)
+    groups = _groups(target) if demand.column_tiles and not one_block else (_COPYING_WARPGROUPS,)
     rows = [block_m] if block_m else [target.mma.m * count for count in groups]
-    step = padding_step(target, demand.ctas)
-    columns = [block_n] if block_n else list(range(step, min(_WIDEST, target.mma.n_max) + 1, step))
+    if one_block:
+        whole = padding_step(target, 2 if target.mma.pair_m else 1)  # so that a pair may share it
+        widest = -(-demand.most_columns // whole) * whole
+    columns = [block_n] if block_n else list(range(step, widest + 1, step))
     if demand.streamed and target.mma.accumulator == "tmem":
         rows, columns = [block_m or target.mma.m], [block_n or target.mma.m]  # see `problem_with`
-    candidates = [Shape(m, n, buffers or _DEFAULT_BUFFERS) for m in rows for n in columns]
+    buffers = buffers or (1 if one_block else _DEFAULT_BUFFERS)
+    candidates = [Shape(m, n, buffers) for m in rows for n in columns]
     fitting = [shape for shape in candidates if problem_with(demand, target, shape) == ""]
     if not fitting:
         smallest = min(candidates, key=lambda s: s.block_m * s.block_n)
@@ -72,6 +78,11 @@ def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int =
             + "; or form products in pairs of CTAs (attn-to-tile{alike=2}, tile-split-2cta{ctas=2})" * in_pairs,
         )
     return min(fitting, key=lambda s: (1 / s.block_m + 1 / s.block_n, -s.block_n))
+
+
+def is_one_block(demand: Demand, target) -> bool:
+    """Whether one block takes all columns that there are. Rows are then read once, and memory bandwidth bounds the kernel."""
+    return 0 < demand.most_columns <= min(_WIDEST, target.mma.n_max)
 
 
 def padding_step(target, ctas: int) -> int:

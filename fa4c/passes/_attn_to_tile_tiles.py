@@ -71,9 +71,10 @@ class Tiles:
             self._column_tiles[key] = self.frame.load_row(tensor, self.column0, self.shape.block_n, self.shape.buffers)
         return self._column_tiles[key]
 
-    def forget_row_vectors(self) -> None:
-        """Another head may have others; and what is loaded inside of a loop is not there behind it."""
-        self._row_vectors = {}
+    def forget_row_vectors(self, but=()) -> None:
+        """Another head may have others; and what is loaded inside of a loop is not there behind it. `but`: what will be written is read
+        once, before."""
+        self._row_vectors = {name: tile for name, tile in self._row_vectors.items() if name in but}
 
     def row_vector(self, tensor):
         """A value a row, of this CTA."""

@@ -12,7 +12,7 @@ from ..ir.attn import LoadOp, SizeOp
 from ..ir.mlir import ir
 
 _CMPF = {"oeq": 1, "ogt": 2, "oge": 3, "olt": 4, "ole": 5}
-_CMPI = {"eq": 0, "sge": 5}
+_CMPI = {"eq": 0, "sle": 3, "sge": 5}
 # What MLIR adds to operations that do not say it.
 _DEFAULTS = (("fastmath", "#arith.fastmath<none>"), ("overflowFlags", "#arith.overflow<none>"))
 _F32_OVERFLOWS = 2.0**128 - 2.0**103  # what rounds to infinity

@@ -56,6 +56,10 @@ class Graph:
             return x.operands[0]  # there and back without a loss
         return self._make("cast", (x,), (), (), x.dims, x.axes, dtype)
 
+    def aside(self, x: Tensor) -> Tensor:
+        """x, for what another kernel will compute: such a reader does not keep a map from becoming part of its only other one."""
+        return self._make("aside", (x,), (), (), x.dims, x.axes, x.dtype)
+
     def softmax(self, scores: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         p = self._make("softmax", (scores,), (scale, 0), (), scores.dims, scores.axes, "f32")
         return p, self._make("softmax", (scores,), (scale, 1), (), scores.dims[:1], scores.axes, "f32")
@@ -152,7 +156,7 @@ def fuse_maps(graph: Graph, results: list[Tensor]) -> list[Tensor]:
     tensors = reachable(results)
     readers: dict[Tensor, list] = {}
     for tensor in tensors:
-        for operand in dict.fromkeys(tensor.operands):
+        for operand in dict.fromkeys(tensor.operands if tensor.op != "aside" else ()):
             readers.setdefault(operand, []).append(tensor)
     for result in results:
         readers.setdefault(result, []).append(None)
@@ -184,9 +188,10 @@ def _rebuilt(graph: Graph, tensor: Tensor, final: dict, inlined: dict) -> Tensor
     replacements, like = {}, []
     own = tensor.operands if tensor.op == "map" else tensor.operands[1:]
     for old in own:
-        if old in inlined:
-            replacements[graph.scalars.elem(old)] = inlined[old].exprs[0] if inlined[old].op == "map" else graph.elem(inlined[old])
-            like += inlined[old].operands if inlined[old].op == "map" else [inlined[old]]
+        made = old.operands[0] if old.op == "aside" else old
+        if made in inlined:
+            replacements[graph.scalars.elem(old)] = inlined[made].exprs[0] if inlined[made].op == "map" else graph.elem(inlined[made])
+            like += inlined[made].operands if inlined[made].op == "map" else [inlined[made]]
         else:
             replacements[graph.scalars.elem(old)] = graph.scalars.elem(final[old])
             like.append(final[old])
@@ -235,6 +240,9 @@ class Emitter:
         a, b = operands
         flags = {name: ir.BoolAttr.get(True) for name, on in zip(("transpose_a", "transpose_b"), tensor.attr) if on}
         return GemmOp(a=a, b=b, out=out, **flags).out
+
+    def _aside(self, tensor, operands, out):
+        return operands[0]
 
     def _cast(self, tensor, operands, out):
         return CastOp(x=operands[0], out=out).out
@@ -289,4 +297,5 @@ class Emitter:
             YieldOp(values=[writer.write(expr) for expr in exprs])
 
 
-_EMIT = {name: getattr(Emitter, f"_{name}") for name in ("gemm", "cast", "reduce", "softmax", "mask", "band_mask", "map", "scatter")}
+_OPERATIONS = ("gemm", "aside", "cast", "reduce", "softmax", "mask", "band_mask", "map", "scatter")
+_EMIT = {name: getattr(Emitter, f"_{name}") for name in _OPERATIONS}

@@ -18,11 +18,12 @@ _EXPENSIVE = frozenset(f"math.{name}" for name in "exp exp2 log log2 tanh erf sq
 
 
 class Reverse:
-    """Goes backward over one function. `active`: the values that the chosen arguments influence."""
+    """Goes backward over one function. `active`: the values that the chosen arguments influence; `refine`: up to how many keys a delta
+    from stored outputs is corrected."""
 
-    def __init__(self, graph: Graph, primal: Primal, operations: list, active: set, bottom_right: bool):
+    def __init__(self, graph: Graph, primal: Primal, operations: list, active: set, bottom_right: bool, refine: int = 0):
         self.graph, self.primal, self.s = graph, primal, graph.scalars
-        self._operations, self.active, self._bottom_right = operations, active, bottom_right
+        self._operations, self.active, self._bottom_right, self._refine = operations, active, bottom_right, refine
         self._terms: dict = {}  # value -> gradients that reach it
         self._sums: dict = {}
         self._kept: dict = {}  # map operation -> its costly expressions, as elements of maps of their own
@@ -144,7 +145,8 @@ class Reverse:
         products = [] if dp is None else self._output_products(op.p) or []
         self.primal.at(op, "delta")
         deltas = [self.graph.reduce(product) for product in products]
-        if dp is not None and (not deltas or self._is_summed_over_keys(op)):
+        exact = not deltas or self._is_summed_over_keys(op)  # not from what is stored alone
+        if dp is not None and exact:
             deltas.append(self.graph.reduce(self._deviation(p, dp, deltas)))
         gradients = [t for t in (dp, dlse) if t is not None]
         aligned = align(self.graph, gradients + deltas, p.axes)
@@ -154,7 +156,10 @@ class Reverse:
             is_dlse = dlse is not None and number == 0
             part = self.s.wide(self.graph.elem(tensor))
             row = self.s.sub(row, part) if is_dlse else self.s.add(row, part)
-        row = self.graph.elem(self.graph.map(p.dims[:1], row, rows))
+        row = self.graph.map(p.dims[:1], row, rows)
+        if not exact and self._refine and aligned == gradients + deltas and p.dims == ("m", "n"):
+            row = self._refined(row, p, dp, dlse)
+        row = self.graph.elem(row)
         inner = self.s.neg(row) if dp is None else self.s.sub(self.s.wide(self.graph.elem(aligned[0])), row)
         self._toward(op, op.scores)
         ds = self.s.mul(self.s.mul(self.graph.elem(p), inner), self.s.const(op.scale.value))
@@ -187,6 +192,18 @@ class Reverse:
         for tensor in aligned[1:]:
             difference = self.s.sub(difference, self.s.wide(self.graph.elem(tensor)))
         return self.graph.map(p.dims, self.s.mul(difference, self.s.wide(self.graph.elem(p))), [p])
+
+    def _refined(self, row: Tensor, p: Tensor, dp: Tensor, dlse: Tensor | None) -> Tensor:
+        """delta - dLSE, delta corrected where a row has few keys: there its rounding is as large as P * (dP - delta)."""
+        s, row_element = self.s, self.s.wide(self.graph.elem(row))
+        p_element, dp_element, *dlse_element = [s.wide(self.graph.elem(self.graph.aside(t))) for t in (p, dp, dlse) if t is not None]
+        difference = s.sub(dp_element, row_element)
+        for element in dlse_element:
+            difference = s.sub(difference, element)
+        off = self.graph.reduce(self.graph.map(p.dims, s.mul(difference, p_element), [p]))
+        few = s.compare("sle", s.size(p.dims[1]), s.const(self._refine, "index"))
+        corrected = s.add(row_element, s.wide(self.graph.elem(off)))
+        return self.graph.map(row.dims, s.select(few, corrected, row_element), [row])
 
     def _product(self, x: Tensor, gradient: Tensor) -> Tensor:
         product = self.s.mul(self.s.wide(self._element(gradient)), self.s.wide(self._element(x)))

@@ -11,6 +11,14 @@ After:   func.func @causal_bwd(%q, %k, %v, %o, %lse, %do) -> (%dq, %dk, %dv)
            %s = gemm(%q, %k)   %u = mask(%s)   %p = map exp(%u - %lse)   %dp = gemm(%do, %v)   %delta = reduce(map %do * %o)
            %ds = map %p * (%dp - %delta)   %dv = gemm(%p^T, %do)   %dk = gemm(%ds^T, %q)   %dq = gemm(%ds, %k)
 
+A stored O has its rounding, and so has delta. It multiplies P, which sums to 1 over a row: of many keys no gradient sees it, but of two to
+eight of which one dominates, P (dP - delta) is as small as that rounding (docs/backward.md has the rates of misses). So where a row has few
+keys, delta is corrected by the sum of what it is off by, P (dP - delta), which is 0 in exact arithmetic:
+
+           %off = reduce(map %p * (%dp - %delta))   %refined = map select(n <= 16, %delta + %off, %delta)
+
+`refine`: up to how many keys (0: never). It costs a kernel of its own, launched for these sizes only (`attn-outline-kernels`).
+
 `wrt` names the arguments to differentiate for (default: all of floating dtype). `of` names the results that have a gradient (default: all
 of floating dtype but LSE, the statistics of a softmax, unless there is nothing else). `keep` leaves the forward in the module.
 
@@ -31,12 +39,14 @@ _FLOATS = {"bf16": "bf16", "fp16": "f16", "f32": "f32", "f64": "f64"}
 
 
 @register_pass("attn-derive-backward")
-def attn_derive_backward(module: ir.Module, *, wrt: str = "", of: str = "", keep: bool = False) -> None:
+def attn_derive_backward(module: ir.Module, *, wrt: str = "", of: str = "", keep: bool = False, refine: int = 16) -> None:
+    if refine < 0:
+        raise Diagnostic(f"refine={refine} is no number of keys", why="so many and fewer have a corrected delta", fix="give 0 for none")
     functions = attn_functions(module)
     if not functions:
         raise Diagnostic("there is no attn function to derive", where=module.operation.location, why="the pass works at the attn level")
     for function in functions:
-        _derive(function, _names(wrt), _names(of))
+        _derive(function, _names(wrt), _names(of), refine)
         if not keep:
             function.operation.erase()
 
@@ -45,7 +55,7 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _derive(function, wrt: list[str], of: list[str]) -> None:
+def _derive(function, wrt: list[str], of: list[str], refine: int) -> None:
     facts = function_facts(function)
     block = function.operation.regions[0].blocks[0]
     operations = [op.operation for op in block.operations]
@@ -69,7 +79,7 @@ def _derive(function, wrt: list[str], of: list[str]) -> None:
     tensors = {value: _argument(graph, t) for value, t in arguments.items()}
     primal = Primal(graph, infer_dims(function, facts), tensors, facts)
     primal.offer_results(operations[-1])
-    reverse = Reverse(graph, primal, operations, active, facts.align == "bottom_right")
+    reverse = Reverse(graph, primal, operations, active, facts.align == "bottom_right", refine)
     names = _Names(facts)
     incoming = {}
     for number in outputs:

@@ -27,24 +27,28 @@ _LOG2_E = math.log2(math.e)
 @register_pass("attn-exp-to-exp2")
 def attn_exp_to_exp2(module: ir.Module) -> None:
     for function in attn_functions(module):
+        scaled: dict = {}  # (vector, factor) -> the product: of maps that compute one P, each for itself
         for op in list(function.operation.regions[0].blocks[0].operations):
             if isinstance(op, MapOp) and op.out.type.rank == 2:
-                _rewrite(op)
+                _rewrite(op, scaled)
 
 
-def _rewrite(op) -> None:
+def _rewrite(op, scaled: dict) -> None:
     for inner in list(op.body.blocks[0].operations):
         if inner.operation.name == "math.exp" and isinstance(inner.operation.results[0].type, ir.F32Type):
-            _rewrite_exponential(op, inner.operation)
+            _rewrite_exponential(op, inner.operation, scaled)
 
 
-def _rewrite_exponential(op, exponential) -> None:
+def _rewrite_exponential(op, exponential, scaled: dict) -> None:
     total = None
     for factor, leaf in _terms(exponential.operands[0], 1.0):
         number = _own_vector(op, leaf)
         with ir.InsertionPoint(exponential), exponential.location:
             if number is not None:
-                op.operation.operands[number] = _scaled(op, op.inputs[number], factor * _LOG2_E)
+                key = op.inputs[number], factor * _LOG2_E
+                if key not in scaled:
+                    scaled[key] = _scaled(op, *key)
+                op.operation.operands[number] = scaled[key]
                 term = leaf
             else:
                 term = arith.mulf(leaf, arith.constant(ir.F32Type.get(), factor * _LOG2_E))

@@ -10,6 +10,10 @@ made of: delta as the row sum of P * dP), NAME_main, NAME_postprocess, each only
 it; instead of NAME_main one for each `attn.kernel` among the results (`attn-split-backward`). A result with `attn.workspace` is an
 argument, by name, of a later function and no result of the whole. `attn.stationary` on a function says whose blocks its CTAs own.
 
+A vector that a sum over scores corrects for some sizes only (delta where there are few keys: `attn-derive-backward`) is a workspace of the
+preprocess kernel as it is without. NAME_refine, with `attn.when` = "n <= 16", takes and returns it, in place, and runs for such sizes only;
+no other kernel knows of it.
+
 Before:  func.func @f(%q, %k, %v, %o, %lse, %do) -> (%dq: bf16, %dk: bf16, %dv: bf16)
 After:   func.func @f_preprocess(%o, %lse, %do) -> (%delta: f32 {attn.workspace}, ...)
          func.func @f_main(%q, %k, %v, %do, %delta, ...) -> (%dq_sum: f32 {attn.workspace}, %dk: bf16, %dv: bf16)
@@ -26,6 +30,7 @@ from ..ir.attn_signature import TensorFacts, attn_functions, function_facts, ten
 from ..ir.diagnostics import Diagnostic
 from ..ir.mlir import ir
 from . import _infinities
+from ._refinements import refinements
 from .registry import register_pass
 
 _DTYPES = {"f16": "fp16"}
@@ -52,6 +57,7 @@ class _Part:
     cut: dict
     returned: list  # (value, TensorFacts)
     stationary: str = ""
+    refined: tuple = ()  # of those returned, as they are where the function runs: a `Refinement` each
 
 
 class _Outline:
@@ -68,6 +74,7 @@ class _Outline:
 
     def apply(self) -> None:
         before, rows, summed, main, final = self._values_before(), self._row_sums(), {}, {name: [] for name in self.groups}, []
+        refined = self._take_refined(before, rows)
         for name, group in self.groups.items():
             sums = []
             for value, tensor in group:
@@ -82,7 +89,9 @@ class _Outline:
         if not before and not rows and not final and len(self.groups) == 1:
             return
         parts = [_Part("_preprocess", {}, list(before.items())), _Part("_rows", before, list(rows.items()), "m")]
-        parts += [_Part(f"_{name}", {**before, **rows}, returned, self.stationary[name]) for name, returned in main.items()]
+        parts += self._refining(before, refined)
+        known = {refined[value].value if value in refined else value: tensor for value, tensor in before.items()} | rows
+        parts += [_Part(f"_{name}", known, returned, self.stationary[name]) for name, returned in main.items()]
         for dim in dict.fromkeys(_first_dim(tensor) for _, tensor in final):
             own = [(value, tensor) for value, tensor in final if _first_dim(tensor) == dim]
             parts.append(_Part("_postprocess" if len(own) == len(final) else f"_postprocess_{dim}", summed, own, dim))
@@ -140,6 +149,24 @@ class _Outline:
         ]
         sums = [value for value in dict.fromkeys(read) if self.known[value][0] == ("m",) and self._is_row_sum(value)]
         return {value: self._workspace(value, self.known[value][1]) for value in sums}
+
+    def _take_refined(self, before: dict, rows: dict) -> dict:
+        """The row sums that a kernel may leave out, taken out of `rows`: what is there before -> its refinement."""
+        packed = any(t.cu_seqlens for t in self.facts.args)  # then a size is not that of one batch entry
+        found = [r for r in refinements(self.operations) if r.value in rows and r.base in before and not packed]
+        for refined in found:
+            rows.pop(refined.value)
+        return {refined.base: refined for refined in found}
+
+    def _refining(self, before: dict, refined: dict) -> list:
+        """A part for each condition: it corrects workspaces in place."""
+        parts: dict = {}
+        for base, refinement in refined.items():
+            parts.setdefault((refinement.size, refinement.most), []).append((base, refinement))
+        return [
+            _Part("_refine" + str(number or ""), before, [(r.value, before[base]) for base, r in own], "m", tuple(r for _, r in own))
+            for number, own in enumerate(parts.values())
+        ]
 
     def _is_row_sum(self, value) -> bool:
         """Whether it is a sum over scores, or made of one and of other values of its row."""
@@ -202,6 +229,9 @@ class _Outline:
             counterpart[value].replace_all_uses_with(argument)
             returned = [argument if old == counterpart[value] else old for old in returned]
             arguments.append(replace(tensor, workspace=False))
+        for refined in part.refined:
+            copy.attributes["attn.when"] = ir.StringAttr.get(f"{refined.size} <= {refined.most}")
+            _take_first_choice(counterpart[refined.value].owner)
         if part.stationary == "n":
             copy.attributes["attn.stationary"] = ir.StringAttr.get("n")
         with ir.InsertionPoint(block), self.operations[-1].location:
@@ -228,6 +258,16 @@ def _most_common(group: list) -> str:
     """The dimension that most results of a kernel have: each CTA completes its blocks of these."""
     having = {dim: sum(dim in tensor.dims for _, tensor in group) for dim in ("m", "n")}
     return "n" if having["n"] > having["m"] else "m"
+
+
+def _take_first_choice(operation) -> None:
+    """Of a map that yields a choice: where its condition holds."""
+    block = operation.regions[0].blocks[0]
+    last = list(block.operations)[-1].operation
+    last.operands[0] = last.operands[0].owner.operands[1]
+    for inner in reversed(list(block.operations)[:-1]):
+        if not any(list(result.uses) for result in inner.operation.results):
+            inner.operation.erase()
 
 
 def _drop_dead(operations) -> None:

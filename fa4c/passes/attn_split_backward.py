@@ -21,6 +21,7 @@ from ..ir.diagnostics import Diagnostic, nearest, op_diagnostic
 from ..ir.mlir import ir
 from ..targets import of as target_of
 from ._attn_to_tile_shape import backward_columns, backward_registers, least_columns, register_budget
+from ._refinements import needed, refinements
 from .registry import register_pass
 
 _GROUPS = 2  # compute warpgroups of a kernel: 128 rows
@@ -81,8 +82,11 @@ def _fewest(function, results, target, fuse: bool, ctas: int) -> list[list]:
 
 
 def _score_halves(function) -> int:
-    """The most 16-bit units of an element's values over the scores that are alive at once: a soft cap keeps its tanh to the end."""
+    """The most 16-bit units of an element's values over the scores that are alive at once: a soft cap keeps its tanh to the end. What
+    corrections are made of is no matter: they are a kernel of their own."""
     operations = [op.operation for op in function.operation.regions[0].blocks[0].operations]
+    made = needed(operations, {refined.value for refined in refinements(operations)})
+    operations = [op for op in operations if not op.results or made.intersection(op.results)]
     last = {value: k for k, op in enumerate(operations) for value in op.operands}
     halves, most = {}, 0
     for k, op in enumerate(operations):

@@ -8,7 +8,8 @@ grew, and are divided by the row sum once at the end.
 Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks need no mask; other masks are evaluated in every block.
 Columns past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`. Where the best one depends
 on the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`. Several
-functions become kernels that one host launches in order; results with `attn.workspace` are memory between them. `add-buffers`: copies in
+functions become kernels that one host launches in order, under a condition where `attn.when` says so; results with `attn.workspace` are
+memory between them. `add-buffers`: copies in
 shared memory of a part of a sum over several CTAs, on its way to memory (0: two if they fit). With `alike` so many neighbouring row blocks
 make the same trips, over all columns that any of them sees, as CTAs must that form products together. Blocks are then such that a pair
 can halve what it multiplies by, and as large as fits with these halves (`tile-split-2cta`).
@@ -142,6 +143,7 @@ def demand_of(plan: Plan, step: int, ctas: int = 1) -> Demand:
         _products(plan),
         sum(tensor.dims == (plan.columns,) for tensor in plan.tensors.values()),
         ctas,
+        most_columns=plan.most_columns(),
     )
 
 
@@ -215,8 +217,8 @@ class _Host:
                 self.tensors[tensor.name] = (role, tensor, order, tile_type([static.get(name) for name in order], element, "gmem"))
 
     def of(self, plan: Plan) -> list[str]:
-        """What a kernel takes: arguments, then results."""
-        return [t.name for t in (*plan.facts.args, *plan.facts.results)]
+        """What a kernel takes: arguments, then results that are none."""
+        return list(dict.fromkeys(t.name for t in (*plan.facts.args, *plan.facts.results)))
 
     def emit(self, kernels: list, semantics) -> None:
         name = kernels[0][0].facts.name if len(kernels) == 1 else _common_name([plan.facts.name for plan, _ in kernels])
@@ -231,7 +233,13 @@ class _Host:
         with ir.InsertionPoint(block):
             for plan, chosen in kernels:
                 with plan.function.location:
-                    self._choose(plan, chosen, chosen)
+                    if plan.facts.when is None:
+                        self._choose(plan, chosen, chosen)
+                        continue
+                    branch = scf.IfOp(self._fits(plan, *plan.facts.when))
+                    with ir.InsertionPoint(branch.then_block):
+                        self._choose(plan, chosen, chosen)
+                        scf.YieldOp([])
 
     def _choose(self, plan: Plan, left: list, chosen: list) -> None:
         """Launch the kernel of the first configuration whose limit holds."""
@@ -239,15 +247,16 @@ class _Host:
         if not others:
             self._launch(plan, configuration, chosen)
             return
-        which, most = configuration.limit
-        fits = arith.cmpi(arith.CmpIPredicate.sle, self._size(plan, which), arith.constant(ir.IndexType.get(), most))
-        branch = scf.IfOp(fits, has_else=True)
+        branch = scf.IfOp(self._fits(plan, *configuration.limit), has_else=True)
         with ir.InsertionPoint(branch.then_block):
             self._launch(plan, configuration, chosen)
             scf.YieldOp([])
         with ir.InsertionPoint(branch.else_block):
             self._choose(plan, others, chosen)
             scf.YieldOp([])
+
+    def _fits(self, plan: Plan, size: str, most: int):
+        return arith.cmpi(arith.CmpIPredicate.sle, self._size(plan, size), arith.constant(ir.IndexType.get(), most))
 
     def _launch(self, plan: Plan, configuration, chosen: list) -> None:
         rows = arith.constant(ir.IndexType.get(), configuration.shape.block_m)
@@ -304,8 +313,15 @@ def _check_names(plans) -> None:
     returned: dict = {}
     for plan in plans:
         for tensor in plan.facts.results:
+            if plan.facts.when is not None and tensor.name not in returned:
+                raise op_diagnostic(
+                    plan.function,
+                    f"returns '{tensor.name}', and may not run at all",
+                    why="where attn.when does not hold it is what a function before returned, and none does",
+                    fix=f"put the function that returns '{tensor.name}' in front, or remove attn.when",
+                )
             other = returned.setdefault(tensor.name, plan)
-            if other is not plan:
+            if other is not plan and plan.facts.when is None:
                 raise op_diagnostic(
                     plan.function,
                     f"returns '{tensor.name}', as @{other.facts.name} does",

@@ -27,6 +27,7 @@ class Case:
     view: str = "packed"
     contents: str = "normal"
     grad: str = "packed"
+    seed: int = 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -98,12 +99,16 @@ GRADIENTS = [
         "small",
     )
 ] + [Case("dO rows 4 MiB apart", 1, 1, 1, 1100, 1100, grad="rows 4 MiB apart")]
-BACKWARD = ALL + GRADIENTS
+# delta from stored outputs misses in 25, 5 and 1 % of seeds (docs/backward.md): a kernel corrects it up to 16 keys, and not from 17 on
+FEW_KEYS = [Case(f"b17: 8 queries, 2 keys, seed {seed}", 1, 1, 1, 8, 2, seed=seed) for seed in range(1, 9)]
+FEW_KEYS += [Case(f"{m} x {n}, seed {seed}", 1, 4, 2, m, n, seed=seed) for m, n in ((8, 3), (130, 3), (20, 5)) for seed in (1, 2, 3)]
+FEW_KEYS += [Case(f"{m} x {n}", 2, 4, 2, m, n) for m, n in ((300, 2), (16, 16), (200, 16), (17, 17), (200, 17))]
+BACKWARD = ALL + GRADIENTS + FEW_KEYS
 
 
 def inputs_of(case: Case, semantics: dict, seed: int = 0) -> dict[str, torch.Tensor]:
     """Inputs of a case: contents first, then moved into the memory layout."""
-    given = make_inputs(semantics, case.sizes, seed=seed, device=DEVICE)
+    given = make_inputs(semantics, case.sizes, seed=seed + case.seed, device=DEVICE)
     _fill(case.contents, given, semantics)
     if case.view.startswith("fused"):
         return {**given, **_fused(case.view, given)}
@@ -114,7 +119,7 @@ def inputs_of(case: Case, semantics: dict, seed: int = 0) -> dict[str, torch.Ten
 
 def gradient_of(case: Case, o: torch.Tensor, seed: int = 0) -> torch.Tensor:
     """dO of a case, shaped like `o` (b, s, h, d), or dLSE (b, h, s)."""
-    generator = torch.Generator(device=o.device).manual_seed(seed + 1)
+    generator = torch.Generator(device=o.device).manual_seed(seed + case.seed + 1)
     do = torch.randn(o.shape, generator=generator, device=o.device).to(o.dtype)
     if do.dim() == 3:
         return do

@@ -60,6 +60,16 @@ CASES = {
         [('"attn.gemm"(%pc, %v) : (tensor<?x?xbf16>', '"attn.gemm"(%p, %v) : (tensor<?x?xf32>')],
         ["needs one dtype for both operands, but a has f32 and b has bf16", '"attn.cast"'],
     ),
+    "function: a condition that is none": (
+        DOCUMENT,
+        [('attributes {attn.align = "bottom_right"}', 'attributes {attn.align = "bottom_right", attn.when = "n < 16"}')],
+        ['has attn.when = "n < 16"', "a function runs where one of b, hq, hkv, m, n is at most a number", 'attn.when = "n <= 16"'],
+    ),
+    "function: may not run, but returns something new": (
+        DOCUMENT,
+        [('attributes {attn.align = "bottom_right"}', 'attributes {attn.align = "bottom_right", attn.when = "n <= 16"}')],
+        ["returns 'o', and may not run at all", "a result is what an argument of the same name, dtype, axes and dimensions was"],
+    ),
     "gemm: result dtype": (
         DOCUMENT,
         [extra('%bad = "attn.gemm"(%pc, %v) : (tensor<?x?xbf16>, tensor<?x128xbf16>) -> tensor<?x128xbf16>')],

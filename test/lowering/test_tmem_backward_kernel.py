@@ -92,7 +92,7 @@ def test_a_soft_cap_is_two_kernels():
     Its CTAs walk through tiles and tell that results are read: the store of zeros in front of the loops is waited for before these signal.
     """
     text = compiled.level("softcap.mlir", "warp", target=TARGET, direction="bwd", head_dim=(64, 64))
-    assert set(re.findall(r'sym_name = "softcap_bwd_(\w+)"', text)) == {"preprocess", "dq", "dk_dv"}
+    assert set(re.findall(r'sym_name = "softcap_bwd_(\w+)"', text)) == {"preprocess", "refine", "dq", "dk_dv"}
 
 
 # -- storage: what the tile level says is what happens -------------------------------------------------------------------------------------

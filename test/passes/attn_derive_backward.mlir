@@ -1,10 +1,12 @@
 // RUN: %fa4c opt %s --pass-pipeline attn-derive-backward --no-loc | filecheck %s
+// RUN: %fa4c opt %s --pass-pipeline "attn-derive-backward{refine=0}" --no-loc | filecheck %s --check-prefix=AS-STORED
 // RUN: %fa4c opt %s --pass-pipeline "attn-derive-backward{wrt=v keep=true}" --no-loc | filecheck %s --check-prefix=ONLY-V
 // RUN: %fa4c opt %s --pass-pipeline "attn-derive-backward{of=o,lse}" --no-loc | filecheck %s --check-prefix=OF-LSE
-// RUN: %fa4c opt %examples/softcap.mlir --pass-pipeline attn-derive-backward --no-loc | filecheck %s --check-prefix=SOFTCAP
+// RUN: %fa4c opt %examples/softcap.mlir --pass-pipeline "attn-derive-backward{refine=0}" --no-loc | filecheck %s --check-prefix=SOFTCAP
 // RUN: %fa4c opt %examples/alibi.mlir --pass-pipeline attn-derive-backward --no-loc | filecheck %s --check-prefix=ALIBI
 
-// Plain attention: S and P again from q, k and lse, delta from o and do, five GEMMs, each gradient with the axes of its argument.
+// Plain attention: S and P again from q, k and lse, delta from o and do, five GEMMs, each gradient with the axes of its argument. Where there are
+// few keys delta is corrected by what P * (dP - delta) adds up to.
 // CHECK-NOT:     func.func @plain(
 // CHECK-LABEL:   func.func @plain_bwd
 // CHECK-SAME:      (%[[Q:[a-z0-9]+]]: {{[^}]*}} attn.name = "q"}
@@ -26,12 +28,29 @@
 // CHECK-NEXT:    %[[DV:.*]] = "attn.gemm"(%[[PC]], %[[DO]]) {transpose_a = true}
 // CHECK:         %[[DOO:.*]] = "attn.map"(%[[DO]], %[[O]])
 // CHECK:         %[[DELTA:.*]] = "attn.reduce"(%[[DOO]]) {kind = "sum"}
-// CHECK:         %[[DS:.*]] = "attn.map"(%[[DP]], %[[DELTA]], %[[P]])
+// CHECK:         %[[PARTS:.*]] = "attn.map"(%[[DELTA]], %[[P]], %[[DP]]) ({
+// CHECK-NEXT:    ^bb0(%[[X:[a-z0-9]+]]: f32, %[[Y:[a-z0-9]+]]: f32, %[[Z:[a-z0-9]+]]: f32,
+// CHECK-NEXT:      %[[D:.*]] = arith.subf %[[Z]], %[[X]]
+// CHECK-NEXT:      arith.mulf %[[D]], %[[Y]]
+// CHECK:         %[[OFF:.*]] = "attn.reduce"(%[[PARTS]]) {kind = "sum"} : (tensor<?x?xf32>) -> tensor<?xf32>
+// CHECK-NEXT:    %[[FINE:.*]] = "attn.map"(%[[DELTA]], %[[OFF]]) ({
+// CHECK-NEXT:    ^bb0(%[[X:[a-z0-9]+]]: f32, %[[Y:[a-z0-9]+]]: f32,
+// CHECK-NEXT:      %[[N:.*]] = "attn.size"() {dim = "n"}
+// CHECK-NEXT:      %[[MOST:.*]] = arith.constant 16 : index
+// CHECK-NEXT:      %[[FEW:.*]] = arith.cmpi sle, %[[N]], %[[MOST]]
+// CHECK-NEXT:      %[[SUM:.*]] = arith.addf %[[X]], %[[Y]]
+// CHECK-NEXT:      arith.select %[[FEW]], %[[SUM]], %[[X]]
+// CHECK:         %[[DS:.*]] = "attn.map"(%[[DP]], %[[FINE]], %[[P]])
 // CHECK:         %[[DSC:.*]] = "attn.cast"(%[[DS]])
 // CHECK-NEXT:    %[[DQ:.*]] = "attn.gemm"(%[[DSC]], %[[K]]) :
 // CHECK-NEXT:    %[[DK:.*]] = "attn.gemm"(%[[DSC]], %[[Q]]) {transpose_a = true}
 // CHECK-NOT:     attn.gemm
 // CHECK:         return
+
+// Without refinement delta is what stored outputs give.
+// AS-STORED:     %[[DELTA:.*]] = "attn.reduce"
+// AS-STORED-NOT: attn.reduce
+// AS-STORED:     "attn.map"(%{{.*}}, %[[DELTA]], %{{.*}})
 
 // dV alone needs P, so S and lse, but no delta; the forward is kept where asked.
 // ONLY-V-LABEL:       func.func @plain(
@@ -50,7 +69,11 @@
 // OF-LSE-NEXT:      %[[ROW:.*]] = "attn.map"(%[[DLSE]], %[[DELTA]]) ({
 // OF-LSE:             arith.subf
 // OF-LSE:           }) : (tensor<?xf32>, tensor<?xf32>) -> tensor<?xf32>
-// OF-LSE:           "attn.map"(%{{.*}}, %[[ROW]], %{{.*}})
+// OF-LSE:           "attn.map"({{.*}}%[[ROW]]{{.*}}) ({
+// OF-LSE:             arith.subf
+// OF-LSE:             arith.subf
+// OF-LSE:           %[[FINE:.*]] = "attn.map"(%[[ROW]], %{{.*}}) ({
+// OF-LSE:           "attn.map"(%{{.*}}, %[[FINE]], %{{.*}})
 func.func @plain(%q: tensor<?x64xbf16> {attn.name = "q", attn.axes = ["b", "hq"], attn.dims = ["m", "d"]},
                  %k: tensor<?x64xbf16> {attn.name = "k", attn.axes = ["b", "hkv"], attn.dims = ["n", "d"]},
                  %v: tensor<?x32xbf16> {attn.name = "v", attn.axes = ["b", "hkv"], attn.dims = ["n", "dv"]})

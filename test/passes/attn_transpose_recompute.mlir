@@ -26,6 +26,7 @@
 // ALONE-NOT:   transpose_a
 
 // The queries that see a key: from its own position to the last, in key coordinates.
+// BOUNDS-LABEL: func.func @causal_bwd_main
 // BOUNDS:      "attn.band_mask"
 // BOUNDS:      }, {
 // BOUNDS-NEXT: ^bb0(%{{.*}}: index, %{{.*}}: index, %[[AT:.*]]: index):

@@ -1,6 +1,7 @@
 """attn-outline-kernels: the kernels, run in order, give what the function gave; what goes where."""
 
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from attn_program import Program, attention
 
 from fa4c.ir import interpret_attn
 from fa4c.ir.attn_signature import attn_functions, function_facts
-from fa4c.ir.context import parse_module
+from fa4c.ir.context import parse_module, print_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.semantics import from_function
 from fa4c.passes.registry import run_pipeline
@@ -55,12 +56,29 @@ def test_examples(path):
         rows = kernels["rows"]
         assert names(rows.results) == ["delta_sum"] and rows.stationary == "m"
         assert {"q", "k", "v", "do", "lse_", "delta"} <= set(names(rows.args)) and "o" not in names(rows.args)
-    assert len(kernels) == 3 + corrected
+    else:
+        refine = kernels["refine"]
+        assert names(refine.results) == ["delta"] and refine.stationary == "m" and refine.when == ("n", 16)
+        assert {"q", "k", "v", "do", "lse_", "delta"} <= set(names(refine.args)) and "o" not in names(refine.args)
+    assert len(kernels) == 4 and all(kernel.when is None for name, kernel in kernels.items() if name != "refine")
     assert {t.dtype for t in (*pre.results, *post.args)} == {"f32"}
     delta = "delta_sum" if corrected else "delta"
     assert not {"o", "lse"} & set(names(main.args)) and {"lse_", delta, "do"} <= set(names(main.args))
     assert names(main.results)[:3] == ["dq_sum", "dk", "dv"] and [t.workspace for t in main.results[:3]] == [True, False, False]
     assert main.results[1].axes == ("b", "hkv") and names(post.results) == ["dq"] and main.stationary == "n" and post.stationary == "m"
+
+
+def test_a_correction_for_some_sizes():
+    """The limit is the constant of the text: beyond it the kernel does not run. What is no such choice is a sum for all sizes."""
+    text = (EXAMPLES / "causal.mlir").read_text()
+    module, _ = function_of(text, BACKWARD)
+    derived = print_module(module)
+    edited = derived.replace("arith.constant 16 : index", "arith.constant 4 : index")
+    kernels = outlined(edited, before="")
+    assert edited != derived and kernels["refine"].when == ("n", 4) and "delta" in names(kernels["main"].args)
+    edited = re.sub(r"arith.select (%\w+, )(%\w+), (%arg\w+) :", r"arith.select \1\3, \2 :", edited)
+    kernels = outlined(edited, before="")
+    assert "refine" not in kernels and "delta_sum" in names(kernels["main"].args) and kernels["rows"].when is None
 
 
 def test_what_one_cta_completes_stays():
@@ -104,7 +122,8 @@ def test_before_the_scores_in_the_forward():
     kernels = outlined(p.text(), before="", options="{stationary=m}")
     assert list(kernels) == ["preprocess", "main"]
     assert names(kernels["main"].args) == ["k", "v"] + names(kernels["preprocess"].results)
-    assert set(outlined(p.text(), before="attn-derive-backward")) == {"preprocess", "main", "postprocess"}
+    assert set(outlined(p.text(), before="attn-derive-backward")) == {"preprocess", "refine", "main", "postprocess"}
+    assert set(outlined(p.text(), before="attn-derive-backward{refine=0}")) == {"preprocess", "main", "postprocess"}
 
 
 def test_captured_tensors_and_packed_lengths():

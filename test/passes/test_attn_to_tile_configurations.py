@@ -1,5 +1,7 @@
 """attn-to-tile with several configurations: the host runs one of them, as the sizes say; measured ones come from the target's data."""
 
+import pathlib
+
 import attn_to_tile_programs as programs
 import numpy as np
 import pytest
@@ -78,6 +80,25 @@ def test_a_branch_that_launches_nothing_is_refused():
         parse_module(text.replace(launches[1], ""), "edited", programs.CONTEXT)
     with pytest.raises(ir.MLIRError, match="launches a kernel in one of its branches only"):
         parse_module(text.replace(launches[0], ""), "edited", programs.CONTEXT)
+
+
+def test_a_kernel_for_some_sizes_updates_what_is_there():
+    """Of a workspace that a launch before it was given, and of no output."""
+    attn = (pathlib.Path(__file__).parents[2] / "examples" / "causal.mlir").read_text()
+    steps = "attn-derive-backward,attn-outline-kernels,attn-transpose-recompute,attn-simplify-mask,attn-to-tile"
+    text = print_module(programs.lower(attn, steps), locations=False)
+    first, second, *_ = [line for line in text.splitlines() if '"tile.launch"' in line]
+    assert "_preprocess" in first and "_refine" in second
+    with pytest.raises(ir.MLIRError, match="launches a kernel in one of its branches only"):
+        parse_module(text.replace(first, ""), "edited", programs.CONTEXT)
+    with pytest.raises(ir.MLIRError, match="launches a kernel in one of its branches only"):
+        parse_module(text.replace('init = "none", lifetime = "call", name = "delta", pad = 4 : i64, role = "workspace"',
+                                  'name = "delta", role = "output"'), "edited", programs.CONTEXT)
+    module = programs.lower(attn, steps.removesuffix(",attn-to-tile"))
+    preprocess, refine, *_ = module.body.operations
+    refine.operation.move_before(preprocess.operation)
+    with pytest.raises(Diagnostic, match="returns 'delta', and may not run at all"):
+        run_pipeline(module, "attn-to-tile")
 
 
 def test_a_loop_of_launches_is_refused():

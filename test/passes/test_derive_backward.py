@@ -295,9 +295,12 @@ def test_where_delta_comes_from(name):
     p = Program()
     p.qkv()
     VARIANTS[name](p)
-    module, _ = function_of(p.text(), "attn-derive-backward{of=o}")
-    over_keys = re.search(r'"attn.reduce".* : \(tensor<\?x\?xf32>\)', str(module)) is not None
-    assert over_keys == (name in ("lse_of_the_lse", "squared_after_softmax", "differential"))
+    over_keys = []
+    for refine in (0, 16):
+        module, _ = function_of(p.text(), f"attn-derive-backward{{of=o refine={refine}}}")
+        over_keys.append(re.search(r'"attn.reduce".* : \(tensor<\?x\?xf32>\)', str(module)) is not None)
+    assert over_keys == [name in ("lse_of_the_lse", "squared_after_softmax", "differential"), True]
+    assert ("arith.constant 16 : index" in str(module)) == (not over_keys[0])  # corrected for so few keys
 
 
 def test_two_masks_in_a_row():
