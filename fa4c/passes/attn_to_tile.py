@@ -7,12 +7,11 @@ grew, and are divided by the row sum once at the end.
 
 Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks need no mask; other masks are evaluated in every block.
 Columns past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`. Where the best one depends
-on the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`. Several
-functions become kernels that one host launches in order, under a condition where `attn.when` says so; results with `attn.workspace` are
-memory between them. `add-buffers`: copies in
-shared memory of a part of a sum over several CTAs, on its way to memory (0: two if they fit). With `alike` so many neighbouring row blocks
-make the same trips, over all columns that any of them sees, as CTAs must that form products together. Blocks are then such that a pair
-can halve what it multiplies by, and as large as fits with these halves (`tile-split-2cta`).
+on the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`. Several functions
+become kernels that one host launches in order, under a condition where `attn.when` says so; results with `attn.workspace` are memory
+between them. `add-buffers`: copies in shared memory of a part of a sum over several CTAs, on its way to memory (0: two if they fit). With
+`alike` so many neighbouring row blocks make the same trips, over all columns that any of them sees, as CTAs must that form products
+together. Blocks are then such that a pair can halve what it multiplies by, and as large as fits with these halves (`tile-split-2cta`).
 
 Before:  %s = "attn.gemm"(%q, %k) {transpose_b = true} ...   %p, %lse = "attn.softmax"(%s) ...   %o = "attn.gemm"(%pc, %v) ...
 After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile.kernel" with
