@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from .. import targets
 from ..ir import tile, warp
 from ..ir.value_names import name_of
-from ..passes import loop_graph, modulo, op_costs
-from . import row_blocks
+from ..passes import loop_graph, loop_interval, modulo, op_costs
 from . import work as rules
 
 # unit -> the quantities that it works through one after the other. Copies fill shared memory through a port of their own in this model,
@@ -107,13 +106,8 @@ def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
                      else None, "unit": cost.unit, "clocks": cost.clocks, "seldom": graph_of.graph.ops[i].seldom})
     copies = sum(cost.latency for op, cost in zip(graph_of.ops, graph_of.costs, strict=True) if isinstance(op, tile.LoadOp))
     stages = [op.stage.value for op in graph_of.ops]
-    pinned = [i for i in order if i not in graph_of.graph.free]
-    blocks = row_blocks.count(graph_of, target)
     try:
-        if blocks > 1:
-            interval = row_blocks.interval(graph_of, stages, order, blocks)
-        else:
-            interval = modulo.minimum_ii(graph_of.graph, stages, pinned_order=pinned, limit=50).ii
+        interval = loop_interval.interval(graph_of, stages, order, target)
     except modulo.Unschedulable:
         interval = None  # an order by hand that this model refuses
     return rows if any("stage" in op.attributes for op in operations) else [], interval, copies

@@ -5,9 +5,10 @@ limits hold, the last one has none. In the pass's option they are written `[n<=2
 block_m x block_n x buffers, priorities in L2 as in `tile-l2-hints`.
 
 Measurements are data of the target (`fa4c tune` writes them), looked up by what the function asks of the machine (`problem_of`), not by its
-name. Without data for it there is one configuration, by the formula of `_attn_to_tile_shape.py`.
+name. Without data for it there is one configuration, by `_attn_to_tile_shape.py`.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ._attn_to_tile_plan import Plan
 from ._attn_to_tile_shape import Demand, Shape, choose_shape, is_one_block, problem_with
+from ._attn_to_tile_trial import clocks_of_a_score
 from .op_costs import special_work
 
 FORMULA, MEASURED = "formula", "measured"
@@ -43,14 +45,16 @@ def choose_configurations(op, plan: Plan, demand: Demand, target, *, wanted: str
     """At least one; only the last has no limit. `wanted`: the pass's option; `shape`: block_m, block_n, buffers, 0 = free. Both are for
     kernels that visit block after block: all columns of one that `attn.when` limits may be a single block, which is as large as they are.
     """
+    clocks = functools.partial(clocks_of_a_score, op, target)
     if is_one_block(demand, target):
-        return [Configuration(choose_shape(op, demand, target), source="one block of columns")]
+        return [Configuration(choose_shape(op, demand, target, clocks=clocks), source="one block of columns")]
     if wanted not in (FORMULA, MEASURED):
         return _written(op, plan, demand, target, wanted, shape)
     if any(shape.values()):
-        return [Configuration(choose_shape(op, demand, target, **shape), source="options of the pass")]
+        return [Configuration(choose_shape(op, demand, target, clocks=clocks, **shape), source="options of the pass")]
     found = measured(plan, demand, target) if wanted == MEASURED else None
-    return found or [Configuration(choose_shape(op, demand, target), source="least 1 / block_m + 1 / block_n that fits; not measured")]
+    by_formula = "least 1 / block_m + 1 / block_n that fits, or the model's choice of copies; not measured"
+    return found or [Configuration(choose_shape(op, demand, target, clocks=clocks), source=by_formula)]
 
 
 def measured(plan: Plan, demand: Demand, target) -> list[Configuration] | None:
@@ -139,7 +143,7 @@ def _written(op, plan: Plan, demand: Demand, target, text: str, shape: dict) -> 
                 fix="limit one of these",
             )
         blocks = configuration.shape
-        choose_shape(op, demand, target, block_m=blocks.block_m, block_n=blocks.block_n, buffers=blocks.buffers)
+        choose_shape(op, demand, target, block_m=blocks.block_m, block_n=blocks.block_n, buffers=blocks.buffers, clocks=None)
     return found
 
 

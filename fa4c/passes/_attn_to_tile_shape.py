@@ -2,9 +2,13 @@
 
 Both sides cost once a block: loading K and V is paid for block_m rows, row statistics and waits for block_n columns. So the shape
 minimises 1 / block_m + 1 / block_n among those that fit registers and shared memory; of equals the wider one, with fewer blocks.
+
+A shape may be less by that and fit, but for further copies of what is loaded for each block. `tile-pipeline` leaves out copies where
+room is short; its model says whether such a shape is faster (`_attn_to_tile_trial.py`): for a copy that is left out MMAs wait.
 """
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 from ..ir.diagnostics import op_diagnostic
 
@@ -51,8 +55,12 @@ class Shape:
     buffers: int
 
 
-def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int = 0, buffers: int = 0) -> Shape:
-    """The cheapest shape that fits; 0 means free. Raises `Diagnostic` at `op`, with the numbers, where nothing does."""
+def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int = 0, buffers: int = 0, clocks) -> Shape:
+    """The cheapest shape that fits; 0 means free. Raises `Diagnostic` at `op`, with the numbers, where nothing does.
+
+    `clocks`: shape -> clocks of a score by the model, infinite where the schedule cannot do with fewer copies. It decides between what is
+    cheapest by the formula, and shapes that would be cheaper still, but have no room for all copies.
+    """
     _check_options(op, target, block_m, block_n, buffers)
     step, widest = padding_step(target, demand.ctas), min(_WIDEST, target.mma.n_max)
     one_block = is_one_block(demand, target)
@@ -67,7 +75,11 @@ def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int =
     buffers = buffers or (1 if one_block else _DEFAULT_BUFFERS)
     candidates = [Shape(m, n, buffers) for m in rows for n in columns]
     fitting = [shape for shape in candidates if problem_with(demand, target, shape) == ""]
-    if not fitting:
+    best = min(fitting, key=_cost, default=None)
+    contenders = [best] if fitting else []
+    if not buffers:
+        contenders += [s for s in _short_of_copies(demand, target, candidates) if best is None or _cost(s) < _cost(best)]
+    if not contenders:
         smallest = min(candidates, key=lambda s: s.block_m * s.block_n)
         in_pairs = demand.in_pairs is not None and any(problem_with(demand.in_pairs, target, shape) == "" for shape in candidates)
         raise op_diagnostic(
@@ -77,7 +89,27 @@ def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int =
             fix="choose smaller blocks, fewer buffers, or fewer results in one function"
             + "; or form products in pairs of CTAs (attn-to-tile{alike=2}, tile-split-2cta{ctas=2})" * in_pairs,
         )
-    return min(fitting, key=lambda s: (1 / s.block_m + 1 / s.block_n, -s.block_n))
+    return min(contenders, key=clocks) if len(contenders) > 1 else contenders[0]
+
+
+def _cost(shape: Shape) -> tuple[float, int]:
+    return 1 / shape.block_m + 1 / shape.block_n, -shape.block_n
+
+
+def _short_of_copies(demand: Demand, target, shapes: list[Shape]) -> list[Shape]:
+    """Those that fit with one copy of a tile, but not with all; of as many rows and further copies, the widest. Where MMAs sum in registers
+    shapes are measured (`fa4c tune`), with as many copies of all tiles; a pair's halves have room.
+    """
+    if target.mma.accumulator == "reg" or demand.ctas > 1:
+        return []
+    widest: dict[tuple[int, int], Shape] = {}
+    for shape in sorted(shapes, key=lambda s: s.block_n):
+        single = replace(shape, buffers=1)
+        if problem_with(demand, target, shape) and not problem_with(demand, target, single):
+            room = target.smem_bytes - _smem_beside_tmem(demand, single)
+            further = itertools.accumulate(sorted(2 * shape.block_n * width for width in demand.column_tiles))
+            widest[shape.block_m, sum(size <= room for size in further)] = shape
+    return list(widest.values())
 
 
 def is_one_block(demand: Demand, target) -> bool:

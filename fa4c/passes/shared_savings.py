@@ -1,20 +1,24 @@
 """What a loop may save of shared memory once its schedule is known, until its kernel's tiles fit.
 
-First further copies of loaded tiles, of the widest first: those that the schedule does not need. Then parts of sums on their way to global
-memory become narrower. Last, loaded tiles of one size take turns in one buffer, the widest first (`turns`): what reads the one is issued
-before the other is loaded, and behind that waits for it. A copy then no longer runs ahead of the loop.
+First further copies of loaded tiles that the schedule does not need: where one less is enough, the one that costs the fewest clocks between
+steps (`loop_interval.py`), else one of the widest. Then parts of sums on their way to global memory become narrower. Last, loaded tiles of
+one size take turns in one buffer, the widest first (`turns`): what reads the one is issued before the other is loaded, and behind that
+waits for it. A copy then no longer runs ahead of the loop.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..ir import tile
 from ..ir.mlir import ir
-from . import shared_room
+from . import loop_interval, shared_room
 from ._attn_to_tile_shape import NARROW_PART
 from .loop_graph import LoopGraph
+from .modulo import Unschedulable
 
 
 def make_room(graph_of: LoopGraph, places: Sequence[tuple[int, int]], target) -> None:
@@ -22,26 +26,25 @@ def make_room(graph_of: LoopGraph, places: Sequence[tuple[int, int]], target) ->
     kernel = graph_of.loop.operation.parent
     while kernel.name != "tile.kernel":
         kernel = kernel.parent
-    for change in _changes(graph_of, places, target):
-        if shared_room.at_least(kernel) <= target.smem_bytes:
-            return
-        change()
 
+    def lacking() -> int:
+        return shared_room.at_least(kernel) - target.smem_bytes
 
-def _changes(graph_of: LoopGraph, places, target):
-    needed = _needed_buffers(graph_of, places)
-    widest_first = sorted(needed, key=lambda i: -shared_room.bytes_of(graph_of.ops[i]))
-    for i in widest_first:
-        for copies in range(graph_of.ops[i].buffers.value - 1, needed[i] - 1, -1):
-            yield lambda op=graph_of.ops[i], copies=copies: _set(op, "buffers", copies)
-    for op in graph_of.ops:
+    ops, needed = graph_of.ops, _needed_buffers(graph_of, places)
+    widest_first = sorted(needed, key=lambda i: -shared_room.bytes_of(ops[i]))
+    while lacking() > 0 and (further := [i for i in widest_first if ops[i].buffers.value > needed[i]]):
+        enough = [i for i in further if shared_room.bytes_of(ops[i]) >= lacking()]
+        i = min(enough, key=lambda i: _interval_with_less(graph_of, i, places, target)) if len(enough) > 1 else further[0]
+        _set(ops[i], "buffers", ops[i].buffers.value - 1)
+    for op in ops:
         staged = isinstance(op, tile.GlobalAddOp) and op.staged is not None and op.staged.value > NARROW_PART
-        if staged and op.x.type.shape[1] % NARROW_PART == 0:
-            yield lambda op=op: _set(op, "staged", NARROW_PART)
+        if lacking() > 0 and staged and op.x.type.shape[1] % NARROW_PART == 0:
+            _set(op, "staged", NARROW_PART)
     number = 0
     for a, b in itertools.combinations(widest_first, 2):
-        if _can_take_turns(graph_of, places, needed, a, b, target):
-            yield lambda pair=(a, b), number=number: [_set(graph_of.ops[i], "turns", number) for i in pair]
+        if lacking() > 0 and _can_take_turns(graph_of, places, needed, a, b, target):
+            _set(ops[a], "turns", number)
+            _set(ops[b], "turns", number)
             number += 1
 
 
@@ -57,6 +60,19 @@ def _needed_buffers(graph_of: LoopGraph, places) -> dict[int, int]:
         if e.dst in needed and e.src not in needed:
             needed[e.dst] = max(needed[e.dst], copies_between(places[e.dst], places[e.src]))
     return needed
+
+
+def _interval_with_less(graph_of: LoopGraph, load: int, places, target) -> float:
+    """Clocks between steps with one copy less of a loaded tile, and so many of the others as they have by now."""
+    free = graph_of.graph.free
+    copies = {i: graph_of.ops[i].buffers.value - (i == load) for i in free}
+    edges = [replace(e, distance=copies[e.dst]) if e.dst in free and e.src not in free else e for e in graph_of.graph.edges]
+    fewer = replace(graph_of, graph=replace(graph_of.graph, edges=tuple(edges)))
+    stages, orders = zip(*places, strict=True)
+    try:
+        return loop_interval.interval(fewer, stages, sorted(range(len(orders)), key=orders.__getitem__), target)
+    except Unschedulable:
+        return math.inf
 
 
 def _can_take_turns(graph_of: LoopGraph, places, needed, a: int, b: int, target) -> bool:

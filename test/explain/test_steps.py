@@ -9,6 +9,7 @@ from fa4c import targets
 from fa4c.explain import explain, work
 from fa4c.ir import tile, tile_pair, warp, warp_tmem
 from fa4c.lowering.compile import compile_text
+from fa4c.passes import op_costs
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent.parent / "examples"
 FULL = (EXAMPLES / "full.mlir").read_text()
@@ -156,10 +157,13 @@ def test_half_the_bandwidth_of_shared_memory_makes_pairs():
 
 
 @pytest.mark.parametrize("mufu", [4, 16, 64])
-@pytest.mark.parametrize(("d", "n", "waits"), [((128, 128), 128, True), ((192, 128), 96, True), ((64, 64), 128, False)])
-def test_interval_of_two_row_blocks(d, n, waits, mufu):
+@pytest.mark.parametrize(("d", "n", "waits", "single"), [
+    ((128, 128), 128, True, False), ((192, 128), 96, True, False), ((192, 128), 128, True, True), ((64, 64), 128, False, False),
+])
+def test_interval_of_two_row_blocks(d, n, waits, single, mufu):
     """MMAs of both blocks one after the other; a block's compute; and where P lies over the scores, scores, compute up to P, product
-    with V, one after the other; all units bound it. What is longest moves with the rate of special functions."""
+    with V, one after the other; where V has a `single` copy, all MMAs, and the wait for it under the last scores; all units bound it.
+    What is longest moves with the rate of special functions."""
     with targets.override("sm_100a", mufu=mufu):
         found = explain(FULL, "full.mlir", target="sm_100a", head_dim=d, level="tile", changes=False, overrides=blocks(256, n, 2))
     (step,) = (step for kernel in found["kernels"] for step in kernel["steps"])
@@ -168,10 +172,12 @@ def test_interval_of_two_row_blocks(d, n, waits, mufu):
     issue = n // 16  # of P V: an instruction for each 16 keys
     names = [row["name"] for row in rows if row["op"] != "tile.mma"]
     chain = sum(mmas) + issue + sum(compute[:names.index("pc") + 1])
+    copy = next(row["clocks"] for row in step["schedule"] if row["op"] == "tile.load" and row["name"] == "o") + op_costs.COPY_LATENCY
+    arrival = (2 * mmas[0] + mmas[1] + issue + 1 + copy) if single else 0  # O, S, O, and then V's copy instead of S
     assert [row["name"] for row in rows if row["op"] == "tile.mma"] == (["o", "s"] if waits else ["s", "o"])
-    assert step["interval"] == max(2 * sum(mmas), sum(compute), step["clocks"][step["bound"]], chain if waits else 0)
+    assert step["interval"] == max(2 * sum(mmas), sum(compute), step["clocks"][step["bound"]], chain if waits else 0, arrival)
     if n == 128:
-        longest = {4: step["clocks"]["exp"], 16: chain if waits else step["clocks"]["exp"], 64: 2 * sum(mmas)}
+        longest = {4: step["clocks"]["exp"], 16: arrival or (chain if waits else step["clocks"]["exp"]), 64: arrival or 2 * sum(mmas)}
         assert step["interval"] == longest[mufu]
 
 

@@ -1,6 +1,7 @@
 """attn-to-tile with several configurations: the host runs one of them, as the sizes say; measured ones come from the target's data."""
 
 import pathlib
+import re
 
 import attn_to_tile_programs as programs
 import numpy as np
@@ -13,6 +14,7 @@ from fa4c.ir.context import parse_module, print_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.mlir import ir
 from fa4c.ir.tile import HostOp
+from fa4c.passes import op_costs
 from fa4c.passes._attn_to_tile_configurations import Configuration, choose_configurations, problem_of
 from fa4c.passes._attn_to_tile_plan import make_plan
 from fa4c.passes.attn_to_tile import demand_of
@@ -131,6 +133,38 @@ def test_refused_options(configurations, complaint):
 def test_a_shape_and_a_list_are_refused():
     with pytest.raises(Diagnostic, match="a block shape and a list of configurations"):
         programs.lower(attention(), f'attn-to-tile{{block-m=64 configurations="{TWO}"}}')
+
+
+# -- fewer copies --------------------------------------------------------------------------------------------------------------------------
+
+TO_SCHEDULE = "tile-accumulate-in-tmem,tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-alias-tmem"
+
+
+def loaded(d: int, dv: int, options: str = "") -> list[tuple[int, int]]:
+    """(rows, copies) of Q, K and V on sm_100a."""
+    text = f'module attributes {{fa4c.target = "sm_100a"}} {{\n{attention(d=d, dv=dv)}\n}}'
+    lowered = print_module(programs.lower(text, f"attn-fold-scale,attn-to-tile{options},{TO_SCHEDULE}"), locations=False)
+    lines = [line for line in lowered.splitlines() if '"tile.load"' in line]
+    copies = [re.search(r"buffers = (\d+)", line) for line in lines]
+    return [(int(re.search(r"-> tensor<(\d+)x", line)[1]), int(n[1]) if n else 1) for line, n in zip(lines, copies, strict=True)]
+
+
+@pytest.mark.parametrize(("latency", "columns", "copies"), [(750, 128, (2, 1)), (770, 96, (2, 2))])
+def test_a_wider_block_with_one_copy_of_v(latency, columns, copies, monkeypatch):
+    """A step of 128 keys takes 2657 clocks with 600 until V's first bytes, and so many more as these are later: 2816 at 759. As long
+    as that 96 keys take with two copies, 2112. K could have the single copy instead, but is waited for until 3045."""
+    monkeypatch.setattr(op_costs, "COPY_LATENCY", latency)
+    assert loaded(192, 128) == [(256, 1), (columns, copies[0]), (columns, copies[1])]
+
+
+@pytest.mark.parametrize(("d", "dv", "options", "found"), [
+    (128, 128, "", [(256, 1), (128, 2), (128, 2)]),  # all fit
+    (192, 192, "", [(128, 1), (112, 2), (112, 2)]),  # 1392 clocks; 128 keys with one copy of V take 1761, not 1591
+    (192, 128, "{block-m=256 block-n=128}", [(256, 1), (128, 2), (128, 1)]),
+    (192, 128, "{block-n=128 buffers=2}", [(128, 1), (128, 2), (128, 2)]),  # as asked for
+])
+def test_copies_that_fit(d, dv, options, found):
+    assert loaded(d, dv, options) == found
 
 
 # -- measured data -------------------------------------------------------------------------------------------------------------------------

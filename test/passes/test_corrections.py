@@ -62,7 +62,7 @@ def test_the_compute_role_is_relieved_of_the_scaling():
 
 
 def test_no_room_for_what_it_must_know():
-    """(192, 128) takes 222,208 bytes; two row vectors of 256 rows want 2048 more."""
+    """(192, 128) takes 222,208 bytes in blocks of 96 keys; two row vectors of 256 rows want 2048 more."""
     with targets.override(TARGET, smem_bytes=222208 + 1024):
         assert "correct" not in roles(level("warp", head_dim=(192, 128)))
         with pytest.raises(Diagnostic, match="needs 224256 bytes of shared memory"):
