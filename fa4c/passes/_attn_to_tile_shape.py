@@ -72,12 +72,12 @@ def choose_shape(op, demand: Demand, target, *, block_m: int = 0, block_n: int =
     columns = [block_n] if block_n else list(range(step, widest + 1, step))
     if demand.streamed and target.mma.accumulator == "tmem":
         rows, columns = [block_m or target.mma.m], [block_n or target.mma.m]  # see `problem_with`
-    buffers = buffers or (1 if one_block else _DEFAULT_BUFFERS)
-    candidates = [Shape(m, n, buffers) for m in rows for n in columns]
+    copies = buffers or (1 if one_block else _DEFAULT_BUFFERS)
+    candidates = [Shape(m, n, copies) for m in rows for n in columns]
     fitting = [shape for shape in candidates if problem_with(demand, target, shape) == ""]
     best = min(fitting, key=_cost, default=None)
     contenders = [best] if fitting else []
-    if not buffers:
+    if not buffers and not one_block:
         contenders += [s for s in _short_of_copies(demand, target, candidates) if best is None or _cost(s) < _cost(best)]
     if not contenders:
         smallest = min(candidates, key=lambda s: s.block_m * s.block_n)
