@@ -18,13 +18,14 @@ lit: $(INSTALLED)
 	$(BIN)/lit -sv test
 
 pytest: $(INSTALLED) | lit
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal --durations=15
 
-# torch first and alone: once it is there, no other requirement replaces it by a CUDA build.
+# torch first and alone: once it is there, no other requirement replaces it by a CUDA build. --no-compile: most of what is installed is
+# never imported, and Python compiles what is.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,sass]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,sass]'
 	touch $@
 
 clean:

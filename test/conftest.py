@@ -1,12 +1,17 @@
 """What tests share: the command line as a user starts it, and parsing of its diagnostics."""
 
+import contextlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import forked  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -18,13 +23,33 @@ USAGE = re.compile(r"^fa4c( \w+)?: error: \S.*")  # ours, or argparse's, which n
 
 
 class Cli:
-    """Runs `fa4c ...`; whatever happens, a user sees no traceback."""
+    """Runs `fa4c ...`; whatever happens, a user sees no traceback.
 
-    def __call__(self, *args, stdin: str | None = None, env: dict | None = None, cwd=None, traceback: bool = False):
-        done = subprocess.run([sys.executable, "-m", "fa4c.cli", *map(str, args)], input=stdin, capture_output=True, text=True, cwd=cwd,
-                              env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, timeout=570)
+    Each command is a process of its own, forked from one that has imported all (forked.py); `fresh`, or where `env` changes what is
+    imported, it is started as a user starts it.
+    """
+
+    server = None
+
+    def __call__(self, *args, stdin: str | None = None, env: dict | None = None, cwd=None, traceback: bool = False, fresh: bool = False):
+        run = self._fresh if fresh or "PYTHONPATH" in (env or {}) or not forked.POSSIBLE else self._forked
+        done = run(list(map(str, args)), stdin, {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, cwd)
         assert traceback or "Traceback" not in done.stderr, done.stderr
         return done
+
+    def _fresh(self, args, stdin, env, cwd):
+        return subprocess.run([sys.executable, "-m", "fa4c.cli", *args], input=stdin, capture_output=True, text=True, cwd=cwd, env=env,
+                              timeout=570)
+
+    def _forked(self, args, stdin, env, cwd):
+        self.server = self.server or forked.Server(forked.HEAVY)
+        with contextlib.ExitStack() as files:
+            given, out, err = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+            given.write(stdin or "")
+            given.seek(0)
+            status = forked.ask(self.server.address, args, [file.fileno() for file in (given, out, err)], env=env, cwd=cwd)
+            out.seek(0), err.seek(0)
+            return subprocess.CompletedProcess(args, status, out.read(), err.read())
 
     def ok(self, *args, **kwargs) -> str:
         done = self(*args, **kwargs)
@@ -42,8 +67,11 @@ class Cli:
 
 
 @pytest.fixture(scope="session")
-def fa4c_cli() -> Cli:
-    return Cli()
+def fa4c_cli():
+    cli = Cli()
+    yield cli
+    if cli.server is not None:
+        cli.server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ works for iteration k - s, and operations are issued in ascending order. `pipeli
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -67,8 +68,12 @@ class Graph:
     def stepped(self) -> list[int]:
         return [i for i in range(len(self.ops)) if i not in self.free]
 
-    # What each of some thousand searches on one graph asks for:
+    @functools.cached_property
+    def found(self) -> dict:
+        """Arguments of a search -> what it gave."""
+        return {}
 
+    # What each of some thousand searches on one graph asks for:
     @functools.cached_property
     def times(self) -> _Times:
         return _Times(self)
@@ -93,6 +98,30 @@ class Graph:
             if op.asynchronous:
                 load["unit " + op.unit] = load.get("unit " + op.unit, 0) + op.duration
         return max([1, *load.values()])
+
+
+@functools.lru_cache(maxsize=64)
+def _one(graph: Graph) -> Graph:
+    """The same for equal graphs, as loops of many kernels have: what there is to find out about one is found out once."""
+    return graph
+
+
+def _once(search):
+    """Keeps with the graph what the search gives."""
+    @functools.wraps(search)
+    def known(graph: Graph, *args, **options):
+        key = repr((search.__name__, args, sorted(options.items())))
+        if key not in graph.found:
+            try:
+                graph.found[key] = search(graph, *args, **options), None
+            except Unschedulable as error:
+                graph.found[key] = None, error.cycle
+        result, cycle = graph.found[key]
+        if cycle is not None:
+            raise Unschedulable(cycle)
+        return copy.copy(result)
+
+    return known
 
 
 @dataclass
@@ -136,7 +165,7 @@ def pipeline(graph: Graph, movable: Collection[int], *, stages: int = 0, pinned_
     in the order they must have) are kept. Each search ends after `limit` decisions, all together after ten times as many, with the best
     found so far, then not `exact`.
     """
-    pinned_stage = dict(pinned_stage or {})
+    graph, pinned_stage = _one(graph), dict(pinned_stage or {})
     highest = stages or max(_depth(graph, movable), 1 + max(pinned_stage.values(), default=0))
     best, failure, seen, left = None, None, set(), 10 * limit
     for depth in [highest] if highest ** len(movable) <= _FEW else range(1, highest + 1):
@@ -391,6 +420,7 @@ def _tighten(times: _Times, constraints, ii: int, start: list[int] | None = None
 # ---------------------------------------------------------------------------------------------------------------------------- ii
 
 
+@_once
 def minimum_ii(graph: Graph, stages: Sequence[int] | None = None, *, pinned_order: Sequence[int] = (), at_most: int | None = None,
                limit: int = 100_000) -> Schedule:
     """The smallest initiation interval, exact unless more than `limit` collisions had to be decided. Without `stages`, any will do."""
@@ -467,6 +497,7 @@ def _sooner(shared, behind: int) -> list:
 # -------------------------------------------------------------------------------------------------------------------------- order
 
 
+@_once
 def step_order(graph: Graph, stages: Sequence[int], found: Schedule, *, pinned_order: Sequence[int] = (), limit: int = 4000) -> list[int]:
     """The stepped operations as a step issues them; of the orders that keep to the `ii` that was found, the one that reads best.
 

@@ -9,6 +9,7 @@ All of it is differentiable by torch.autograd, rows that see nothing included (t
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from . import expr as expr_module
@@ -275,14 +276,14 @@ class _Chunk:
                 place = dims.index(own[0]) if own else None
                 value = value.reshape(value.shape[0], *(value.shape[1] if k == place else 1 for k in range(len(dims))))
             operands.append(self.rounded(value) if value.is_floating_point() else value)
-            shape = torch.broadcast_shapes(shape, value.shape)
+            shape = np.broadcast_shapes(shape, value.shape)  # torch's own imports sympy, for most of a second
         space = expr_module.Space(self.indices(dims, shape[1:]), self.sizes, self.captured, self.o.exact, self.o.device)
         values = []
         for expr in exprs:
             value = expr_module.evaluate(expr, operands, space, where)
             if not isinstance(value, torch.Tensor):
                 value = torch.tensor(value, dtype=operands[0].dtype if isinstance(value, float) else None, device=self.o.device)
-            values.append(value.broadcast_to(torch.broadcast_shapes(value.shape, shape)))
+            values.append(value.broadcast_to(np.broadcast_shapes(value.shape, shape)))
         return values, dims, self._axes_read(exprs), shape
 
     def _axes_read(self, exprs) -> frozenset:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 
+import forked
 import pytest
 
 COMMANDS = ("compile", "opt", "run", "emulate", "check", "tune", "passes", "targets", "doctor", "cache")
@@ -209,6 +210,18 @@ def test_reader_that_goes_away_is_no_error_text(plain):
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait() == 1
+
+
+@pytest.mark.skipif(not forked.POSSIBLE, reason="this system cannot fork")
+@pytest.mark.parametrize("signal", [0, 11])
+def test_a_forked_command_ends_as_a_fresh_one(tmp_path, monkeypatch, signal):
+    """By its status, or by a signal: `not fa4c ...` in a lit test takes a crash for no refusal."""
+    (tmp_path / "ends.py").write_text("import os\nimport fa4c.cli.main as m\nm.main = lambda args: os.kill(os.getpid(), int(args[0]))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = forked.Server(["ends"])
+    done = subprocess.run([sys.executable, "-I", "-S", forked.__file__, server.address, str(signal)], capture_output=True, text=True)
+    server.stop()
+    assert (done.returncode, done.stderr) == (-signal, "")
 
 
 # -- check, compile, the lists ------------------------------------------------------------------------------------------------------------

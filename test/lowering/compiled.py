@@ -1,9 +1,10 @@
 """Compiled kernels for tests.
 
-A build takes seconds and follows from the source text alone, so it is kept in a folder by that text, for all test processes and for later
-runs of the tests.
+A build takes seconds and follows from the code alone, so it is kept in a folder by that, for all test processes and for later runs of the
+tests.
 """
 
+import ast
 import contextlib
 import fcntl
 import functools
@@ -67,11 +68,12 @@ def load(manifest, members):
 
 
 def kept_build(source: str, name: str, arch: str) -> build.Binary:
-    """`build.build`, or what it returned before for the same text (and the same version of the DSL and of build.py)."""
+    """`build.build`, or what it returned before for the same code (and the same version of the DSL and of build.py)."""
     from importlib.metadata import version
 
     key = hashlib.sha256()
-    for part in (source, name, arch, version("nvidia-cutlass-dsl"), pathlib.Path(build.__file__).read_text()):
+    code = ast.dump(ast.parse(source))  # comments name the file that a kernel came from
+    for part in (code, name, arch, version("nvidia-cutlass-dsl"), pathlib.Path(build.__file__).read_text()):
         key.update(part.encode() + b"\0")
     _BUILDS.mkdir(mode=0o700, exist_ok=True)
     file = _BUILDS / key.hexdigest()

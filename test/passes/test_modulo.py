@@ -258,6 +258,21 @@ def test_a_wait_stands_under_the_condition_if_one_of_two_that_need_it_has_one():
     assert [ops[i].name for i in found.order] == ["qk", "pv", "softmax", "rescale", "cast"]
 
 
+def test_equal_graphs_are_searched_once(monkeypatch):
+    """And what a caller does with a schedule changes no other."""
+    def graph():
+        ops = (Op("a", "s", 3, "u", 50), Op("b", "s", 40), Op("c", "s", 3, "u", 50))
+        return Graph(ops, (Edge(0, 1, 50, 0), Edge(1, 2, 40, 0)))
+
+    first = pipeline(graph(), [0, 2])
+    kept = [first.ii, list(first.stages), list(first.order)]
+    first.stages, first.order = [], []
+    monkeypatch.setattr(modulo, "_collision", lambda *_: pytest.fail("searched again"))
+    monkeypatch.setattr(modulo, "_OrderSearch", lambda *_: pytest.fail("searched again"))
+    again = pipeline(graph(), [0, 2])
+    assert [again.ii, again.stages, again.order] == kept
+
+
 def test_pins_are_kept():
     graph = two_chained(cast=10, softmax=90)
     assert pipeline(graph, [0, 3], pinned_stage={3: 0}).stages == [0, 0, 0, 0]

@@ -233,11 +233,12 @@ SMALL_PIPELINES = [
 
 
 def whole_pipelines():
-    """Every example through every pipeline of pipelines.py, up to the first pass that is not part of this version."""
-    for target, direction in PIPELINES:
+    """Each pipeline of pipelines.py on every other example, up to the first pass that is not part of this version: what is handed on
+    outside the IR is handed on by a pass, whatever the example. Each example goes one way on one target, the other on the other."""
+    for number, (target, direction) in enumerate(PIPELINES):
         items = parse(pipeline(target, direction, entry=PARTS[0], emit=list(PIPELINES[target, direction])[-1]))
         present = list(itertools.takewhile(lambda item: item.name in registry.own_names(), items))
-        for path in sorted((pathlib.Path(__file__).resolve().parents[2] / "examples").glob("*.mlir")):
+        for path in sorted((pathlib.Path(__file__).resolve().parents[2] / "examples").glob("*.mlir"))[(number + number // 2) % 2 :: 2]:
             yield path.name, format_pipeline(present)
 
 

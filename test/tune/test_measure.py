@@ -70,7 +70,7 @@ def test_a_kernel_that_hangs_or_dies_is_left_out(tmp_path, monkeypatch, how, not
 
 
 def test_a_budget_that_is_used_up(tmp_path, monkeypatch):
-    result = run(tmp_path, monkeypatch, CANDIDATES, {"128x128x2": "hang"}, budget=8)
+    result = run(tmp_path, monkeypatch, CANDIDATES, {"128x128x2": "hang"}, budget=5)
     assert result["rows"] == []
     assert len(result["not_measured"]) == len(CANDIDATES) * len(SIZES)
 
