@@ -1,6 +1,6 @@
-"""Roles of a kernel whose MMAs sum into tensor memory: a warp that loads, one that issues MMAs, one that stores (`handed_over.py`), and compute
-warpgroups of 128 rows each; where tiles are added to global memory through shared memory, a warpgroup for that (`streams.py`); where loops scale sums in tensor memory,
-as many warpgroups that correct those (`corrections.py`).
+"""Roles of a kernel whose MMAs sum into tensor memory: warps that load, issue MMAs, and store (`handed_over.py`), and compute warpgroups of
+128 rows each; where tiles are added to global memory through shared memory, a warpgroup for that (`streams.py`); where loops scale sums in
+tensor memory, as many warpgroups that correct those (`corrections.py`).
 
 The rest of `warp-specialize` for such kernels; it decides by where the tiles lie. One thread issues all MMAs, of row block after row block:
 while one's scores are exponentiated, the other's products are formed. Compute warpgroups read and write tensor memory a row a thread; maps
