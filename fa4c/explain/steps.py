@@ -135,11 +135,14 @@ def _place(op) -> str:
 
 
 def _warp_steps(kernel, target) -> list[Step]:
-    """The n-th innermost loop of each role belongs to the n-th block loop."""
+    """The n-th innermost loop of each role belongs to the n-th block loop. Who only stores tiles has no block loop, but may have one over
+    tiles."""
     counts: list[Counter] = []
     places = []
-    for op in kernel.body.blocks[0].operations:
-        if isinstance(op, warp.RoleOp):
+    roles = [op for op in kernel.body.blocks[0].operations if isinstance(op, warp.RoleOp)]
+    deepest = max(map(_depth, roles), default=0)
+    for op in roles:
+        if _depth(op) == deepest:
             role = rules.Role.of(op)
             for number, loop in enumerate(_innermost_loops(op.body.blocks[0])):
                 if number == len(counts):
@@ -149,6 +152,12 @@ def _warp_steps(kernel, target) -> list[Step]:
                 share = kernel.cluster.value if role.leader else 1  # what the first CTA of a pair issues, both do
                 counts[number].update({key: n // share for key, n in work.items()})
     return [_step(kernel.sym_name.value, place, found, target) for place, found in zip(places, counts, strict=True) if found["mma"]]
+
+
+def _depth(op) -> int:
+    """How many loops lie in each other in an operation."""
+    inner = [_depth(other) for region in op.operation.regions for block in region.blocks for other in block.operations]
+    return max(inner, default=0) + (op.operation.name in ("scf.for", "warp.walk"))
 
 
 def _innermost_loops(block) -> list:

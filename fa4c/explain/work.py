@@ -200,6 +200,11 @@ def _tma_add(op, role) -> Counter:
     return Counter({"smem_dq": size, "smem_bulk": size})
 
 
+def _tma_put(op, role) -> Counter:
+    size = bytes_of(op.buffer.type) * op.part[1] // op.buffer.type.shape[1]
+    return Counter({"smem_results": size, "smem_bulk": size})
+
+
 def _wgmma(op, role) -> Counter:
     """Each warpgroup reads all of b and its 64 rows of a; where they share 64 rows, its columns of b and all of a."""
     m, n = op.acc.type.shape
@@ -325,7 +330,7 @@ def address_words(kernel) -> Counter:
 
 
 _WARP = {
-    warp.TmaLoadOp: _tma_load, warp.TmaStoreOp: _tma_store, warp.TmaAddOp: _tma_add, warp.WgmmaOp: _wgmma,
+    warp.TmaLoadOp: _tma_load, warp.TmaStoreOp: _tma_store, warp.TmaAddOp: _tma_add, warp.TmaPutOp: _tma_put, warp.WgmmaOp: _wgmma,
     warp_tmem.Tcgen05MmaOp: _tcgen05_mma,
     warp.StoreSharedOp: _store_shared, warp.LoadFragmentOp: _load_fragment, warp.LoadColumnsOp: _load_columns,
     warp.GlobalAddOp: _warp_global_add, warp.AddCountOp: _warp_add_count, warp.VoteAnyOp: _warp_vote,

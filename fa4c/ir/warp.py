@@ -68,6 +68,7 @@ from .warp_copies import (  # noqa: F401
     SyncWarpOp,
     TmaAddOp,
     TmaLoadOp,
+    TmaPutOp,
     TmaStoreOp,
     WaitCountOp,
 )

@@ -158,6 +158,38 @@ class TmaAddOp(Operation, name="tma_add"):
         )
 
 
+class TmaPutOp(Operation, name="tma_put"):
+    """Box of `map`'s tensor at `coords` = buffer[slot], by one thread; rows out of bounds are dropped.
+
+    Another role writes the buffer and hands it over through a pipe. With `group`, what warpgroup `group` of that role wrote: so many rows
+    from there on as the box has. `state` is absent until `warp-insert-barriers` has run; then it names the group.
+    """
+
+    map: ext.Operand[Any]
+    buffer: ext.Operand[Any]
+    state: ext.Operand[Any] | None
+    coords: Sequence[ext.Operand[Any]]
+    group: Any = optional(ir.IntegerAttr)
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """First row and number of rows."""
+        group = self.group if self.state is None else self.state.owner.opview.group
+        _, rows, _ = self.buffer.type.shape
+        count = next((size for size in list(self.map.owner.opview.box)[:-1] if size > 1), 1)
+        return (0, rows) if group is None else (group.value * count, count)
+
+    def verify_op(self) -> bool:
+        if not moves_boxes(self) or not (self.state is None or made_by(self, "state", self.state, StateOp)):
+            return False
+        if self.state is not None and self.group is not None:
+            return op_error(self, f"has group = {self.group.value} and a state", why="its state names the group", fix="remove group")
+        (first, count), rows = self.part, self.buffer.type.shape[1]
+        return 0 <= first <= rows - count or op_error(
+            self, f"stores rows {first} to {first + count - 1} of {rows}", why="a group has as many rows as the box", fix="lower group"
+        )
+
+
 class StoreCommitOp(Operation, name="store_commit"):
     """Close a group of TMA stores and additions."""
 

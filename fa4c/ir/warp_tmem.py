@@ -206,8 +206,8 @@ class TmemMapOp(Operation, name="tmem_map"):
 
     Target and inputs of its shape lie in tensor memory or in fragments, row vectors in fragments, rows of column values in fragments or in
     buffers, whose slots `states` name, one for each such input; absent until `warp-insert-barriers` has run. What it reads in tensor memory
-    is loaded, and waited for, before it writes; an input may be the target, and the target a buffer of one stage. `reader` as in
-    `warp.wgmma`.
+    is loaded, and waited for, before it writes; an input may be the target, and the target a buffer of one stage, whose place in a pipe is
+    last among `states`, if another role takes it over. `reader` as in `warp.wgmma`.
     """
 
     target: ext.Operand[Any]
@@ -216,7 +216,11 @@ class TmemMapOp(Operation, name="tmem_map"):
     columns: ir.IntegerAttr
     reader: Any = optional(ir.IntegerAttr, "0 : i64")
     body: ext.Region
-    slot = None  # as in `warp.store_shared`: a buffer has one stage
+
+    @property
+    def slot(self):
+        """As in `warp.store_shared`."""
+        return self.states[len(self.rows)] if len(self.states) > len(self.rows) else None
 
     @property
     def buffer(self):
@@ -245,11 +249,13 @@ class TmemMapOp(Operation, name="tmem_map"):
         arguments = list(self.body.blocks[0].arguments)
         if len(arguments) != len(self.inputs) + 2:
             return op_error(self, f"has {len(self.inputs)} inputs, but its region takes {len(arguments)} arguments")
-        if len(self.states) not in (0, len(self.rows)):
+        if len(self.states) not in (0, len(self.rows), len(self.rows) + (self.buffer is not None)):
             return op_error(self, f"has {len(self.states)} states for {len(self.rows)} inputs in buffers", why="each has a slot of its own")
         for state in self.states:
             if not made_by(self, "states", state, StateOp):
                 return False
+        if self.reader.value and not self.rows:
+            return op_error(self, f"has reader = {self.reader.value}", why="it reads no buffer", fix="remove reader")
         for number, value in enumerate(self.inputs):
             shape, of = list(kind.shape), list(value.type.shape)
             there = of in (shape, shape[:1], [1, *shape[1:]]) if space_of(value.type) in ("reg", "tmem") else of[1:] == [1, *shape[1:]]

@@ -96,7 +96,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
     def _tensor_name(self, value) -> str:
         """The tensor that is copied into or out of a buffer, or through a pipe; "tile" where that is none."""
         for op in self.operations():
-            if isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp, warp.TmaAddOp)):
+            if isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp, warp.TmaAddOp, warp.TmaPutOp)):
                 state = None if isinstance(op, warp.TmaStoreOp) else op.state
                 if value == op.buffer or (state is not None and value == state.owner.opview.pipe):
                     return parameters.entries_of(self.launch)[op.map.owner.opview.tensor]["name"]
@@ -453,6 +453,7 @@ _RULES = {
     warp.TmaLoadOp: _Kernel.tma_load,
     warp.TmaStoreOp: _Kernel.tma_store,
     warp.TmaAddOp: _Kernel.tma_add,
+    warp.TmaPutOp: _Kernel.tma_put,
     warp.StoreCommitOp: _Kernel.store_commit,
     warp.StoreWaitOp: _Kernel.store_wait,
     warp.LoadColumnsOp: _Kernel.load_columns,

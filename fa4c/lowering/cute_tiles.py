@@ -147,6 +147,19 @@ class TileRules:
                 f"({self._coords(op.coords, f'{slab} * {span}')}))"
             )
 
+    def tma_put(self, op) -> None:
+        span, slabs, rows, _ = self._slab(op.buffer)
+        first, count = op.part
+        self._check_box(op, [count, span])
+        row = next(axis for axis, size in enumerate(op.map.owner.opview.box) if size == count) if first else None
+        self.top(comment(op))
+        with self.unrolled("slab", slabs) as slab:
+            part = f"{self._slot_offset(op)}{f'{first * span} + ' if first else ''}{slab} * {rows * span}"
+            self.top(
+                f"prims.cp_async_bulk_tensor_global_shared_cta({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {part}, "
+                f"({self._coords(op.coords, f'{slab} * {span}', row, str(first))}))"
+            )
+
     def _check_box(self, op, want) -> None:
         box = [size for size in op.map.owner.opview.box]
         got = [size for size in box[:-1] if size != 1] or [1]

@@ -148,7 +148,7 @@ class TmemRules:
             chunks[region] = name = self.names.fresh("rChunk")
             self.header(f"{name} = cute.make_rmem_tensor({step}, {dsl_type(region.type.element_type)})  # {step} columns of {self.operand(region)}")
         rows = {}  # buffer of column values -> (its chunk, where its slot begins)
-        for buffer, state in zip(op.rows, op.states, strict=True):
+        for buffer, state in zip(op.rows, op.states, strict=False):
             name = self.names.fresh("rColumns")
             self.header(f"{name} = cute.make_rmem_tensor({step}, {dsl_type(buffer.type.element_type)})  # {step} of {self.operand(buffer)}")
             slot = f"{self.operand(state)} * {self._stage(buffer)} + " if buffer.type.shape[0] > 1 else ""

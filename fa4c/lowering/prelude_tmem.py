@@ -78,11 +78,10 @@ def store_row(pointer, row, source, first, columns, rows, swizzle, column=0):
     """Row `row` of a swizzled buffer, from `column` on = source[first ...], 16 bytes at a time: chunk c of a row of span s lies where c is
     XORed with row * s / 128."""
     chunk, spans = 16 * 8 // source.element_type.width, swizzle // 16
-    at = pointer.toint() + row * swizzle
-    twist = row * swizzle // 128 % spans
+    at = pointer.toint() + row * swizzle + row * swizzle // 128 % spans * 16  # a multiple of the span, and the twist
     for n in range(columns // chunk):
         c = column // chunk + n
-        address = at + c // spans * (rows * swizzle) + (c % spans ^ twist) * 16
+        address = (at ^ c % spans * 16) + c // spans * (rows * swizzle)
         place = cute.make_ptr(source.element_type, address, cute.AddressSpace.smem, assumed_align=16)
         piece = cute.make_tensor((source.iterator + (first + n * chunk)).align(16), cute.make_layout(chunk))
         cute.autovec_copy(piece, cute.make_tensor(place, cute.make_layout(chunk)))

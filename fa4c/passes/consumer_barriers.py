@@ -315,27 +315,35 @@ class Consumer:
                 self.waited.discard(key)
 
     def _store_shared(self, op) -> None:
+        with ir.InsertionPoint(op), op.location:
+            if any(_overlap(op.buffer, other) for other in self.rings):
+                self._retire(len(self.in_flight), op.location)
+                warp.BarrierOp(id=i64(self.kernel.barrier_id(self.role, op, "role")), scope=ir.StringAttr.get("role"))
         if op.buffer in self.outgoing:
             self._hand_over(op)
             return
         self.written.add(op.buffer)
         with ir.InsertionPoint(op), op.location:
-            if any(_overlap(op.buffer, other) for other in self.rings):
-                self._retire(len(self.in_flight), op.location)
-                warp.BarrierOp(id=i64(self.kernel.barrier_id(self.role, op, "role")), scope=ir.StringAttr.get("role"))
             if level_of(op) and op.buffer in self.tma_stored:  # the last iteration's store may still read the buffer
                 self._wait_for_stores(op.location, pending=self.stores_since[op])
                 self._warpgroup_barrier(op)
 
     def _hand_over(self, op) -> None:
-        state = self.outgoing[op.buffer]
+        """Written, fenced, and signalled by one lane of each warp."""
+        state, reused = self.outgoing[op.buffer], self.kernel.handed[op.buffer].reused
         with ir.InsertionPoint(op), op.location:
-            warp.AcquireOp(state=state)
-            warp.StoreSharedOp(buffer=op.buffer, source=op.source, slot=state)
+            if reused:
+                warp.AcquireOp(state=state)
+            if isinstance(op, warp.StoreSharedOp):
+                warp.StoreSharedOp(buffer=op.buffer, source=op.source, slot=state)
+            else:
+                new = warp_tmem.TmemMapOp(target=op.target, inputs=list(op.inputs), states=[state], columns=op.columns)
+                op.body.blocks[0].append_to(new.body)
             warp.FenceAsyncOp()
             warp.SyncWarpOp()
             warp.ArriveOp(state=state)
-            warp.AdvanceOp(state=state)
+            if reused:
+                warp.AdvanceOp(state=state)
         self.unsynced.clear()
         op.operation.erase()
 

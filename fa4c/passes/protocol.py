@@ -93,6 +93,8 @@ class _Machine(PipeRules, SharedRules, TmemRules):
     def _check_end(self) -> None:
         for written in self.tmem_unread.values():
             raise op_diagnostic(written, "writes a tile in tensor memory that nothing reads", fix="read it, or leave the write out")
+        for written in [slot.written for slot in self.slots.values() if slot.written is not None]:
+            raise op_diagnostic(written, "hands over a buffer that nothing takes", fix="store it with warp.tma_put, or leave the write out")
         for agent in self.agents:
             if agent.in_flight or agent.open_group[2] or agent.open_group[0]:
                 raise op_diagnostic(
@@ -355,7 +357,8 @@ _RULES = {
     warp.StoreSharedOp: _Machine.store_shared,
     warp.FenceAsyncOp: _Machine.fence_async,
     warp.TmaStoreOp: _Machine.tma_store,
-    warp.TmaAddOp: _Machine.tma_add,
+    warp.TmaAddOp: _Machine.take,
+    warp.TmaPutOp: _Machine.take,
     warp.ArriveOp: _Machine.arrive,
     warp.StoreCommitOp: _Machine.store_commit,
     warp.StoreWaitOp: _Machine.store_wait,

@@ -148,7 +148,7 @@ class PipeRules:
                     fix="put warp.wgmma_wait before it",
                 )
         if any(store.slot is slot for group in [agent.open_stores, *agent.store_groups] for store in group):
-            raise op_diagnostic(op, "releases a slot that an addition may still read", why="it is asynchronous",
+            raise op_diagnostic(op, "releases a slot that a copy may still read", why="it is asynchronous",
                                 fix="put warp.store_commit and warp.store_wait {pending = 0} before it")
         if any(s is slot for s in agent.unsynced):
             raise op_diagnostic(
@@ -184,7 +184,8 @@ class PipeRules:
 
     def advance(self, agent, op) -> None:
         place = agent.places[op.state]
-        others = [p for p in agent.places.values() if p.pipe == place.pipe and p is not place]  # who reads a slot last releases it
+        ring = place.pipe, place.group
+        others = [p for p in agent.places.values() if (p.pipe, p.group) == ring and p is not place]  # who reads a slot last releases it
         if not place.producer and self._arrivals(place) and not place.released and not others:
             raise op_diagnostic(
                 op, "leaves a slot that it has not released", why="the producer will wait for it forever", fix="put warp.release before it"

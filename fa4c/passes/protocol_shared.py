@@ -79,15 +79,19 @@ class SharedRules:
     def _write_slot(self, agent, op) -> None:
         """A slot that another role takes over."""
         place = agent.places[op.slot]
-        if not place.acquired:
+        if not self._arrivals(place) and self.slot(place).filled:
+            raise op_diagnostic(op, "writes a slot for the second time that nobody ever empties", why="its pipeline has arrivals = 0",
+                                fix="set arrivals to the number of warps that take it over")
+        if self._arrivals(place) and not place.acquired:
             raise op_diagnostic(op, "writes a slot that was not acquired", why="who takes it over may not be done with its last content",
                                 fix="put warp.acquire before it")
         self._check_stage(op, op.buffer, place)
-        self.slot(place).buffers = {op.buffer}
+        self.slot(place).buffers, self.slot(place).written = {op.buffer}, op
+        self.overwritten.discard((agent.cta, op.buffer))
         agent.handing[op.slot] = "written"
 
     def check_handed_over(self, agent, op) -> None:
-        if self._arrivals(agent.places[op.state]) and agent.handing.pop(op.state, "") != "synced":
+        if agent.places[op.state].pipe in self.program.handed_over and agent.handing.pop(op.state, "") != "synced":
             raise op_diagnostic(op, "hands a slot over before its warp's writes can be seen", why="the lanes' writes reach TMA by a fence "
                                 "of each, and one lane arrives for its warp", fix="put warp.fence_async and then warp.sync_warp before it")
 
@@ -144,6 +148,9 @@ class SharedRules:
                         fix='put warp.barrier {scope = "role"} before it',
                     )
             self.check_mma_reads(agent, op, other)
+            if any(s.op.buffer == other for a in self.agents if a.cta == agent.cta for g in [a.open_stores, *a.store_groups] for s in g):
+                raise op_diagnostic(op, "overwrites bytes of another buffer that a TMA store may still read", why="the two lie over each "
+                                    "other, and nothing waited for the store", fix="give one of them bytes of its own")
             for _, _, reads, _ in [g for a in self.agents if a.cta == agent.cta for g in [*a.in_flight, a.open_group]]:
                 if any(b == other for _, b in reads):
                     raise op_diagnostic(op, "overwrites bytes of another buffer that an MMA in flight reads")
@@ -168,10 +175,13 @@ class SharedRules:
         agent.open_stores.append(Store(op))
         agent.unread.pop((op.buffer, op.slot.value), None)
 
-    def tma_add(self, agent, op) -> None:
+    def take(self, agent, op) -> None:
+        """A copy of what another role handed over."""
         if op.state is None:
             raise op_diagnostic(op, "has no pipe", why="nobody says that its buffer is written", fix="run warp-insert-barriers")
-        agent.open_stores.append(Store(op, self._check_slot(agent, op, op.buffer, op.state)))
+        slot = self._check_slot(agent, op, op.buffer, op.state)
+        slot.written = None
+        agent.open_stores.append(Store(op, slot))
 
     def store_commit(self, agent, op) -> None:
         if not agent.open_stores:

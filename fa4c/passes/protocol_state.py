@@ -33,6 +33,8 @@ class Program:
         self.exchanged = {role: shared_exchange.exchanged(role) for role in self.roles}
         self.mma_operands = {v for role in self.roles for op in nested_operations(role.body)
                              if isinstance(op, warp_tmem.Tcgen05MmaOp) for v in (op.a, op.b)}
+        self.handed_over = {op.slot.owner.opview.pipe for role in self.roles for op in nested_operations(role.body)
+                            if isinstance(op, (warp.StoreSharedOp, warp_tmem.TmemMapOp)) and _is_place(op.slot)}
         self.counted = {dim for role in self.roles for dim in counted_dims(role)}
         # where a loop makes no trip, nothing was passed on behind it
         passing = (warp_tmem.PostOp, warp_tmem.FetchOp)
@@ -50,6 +52,10 @@ class Program:
 
 
 _STORAGE = (warp.BufferOp, warp.PipelineOp, warp.TensorMapOp, warp_tmem.TmemAllocOp, warp_tmem.TmemOp, warp_tmem.RowBoxOp)
+
+
+def _is_place(slot) -> bool:
+    return slot is not None and not warp.is_slot_number(slot)
 
 
 def _overlap(a, b) -> bool:
@@ -78,6 +84,7 @@ class Slot:
     full_clock: dict = field(default_factory=dict)  # what those who filled it, or emptied it, knew
     empty_clock: dict = field(default_factory=dict)
     buffers: set = field(default_factory=set)  # what its bytes went to
+    written: object = None  # the write of threads that no copy has read yet
     readers: set = field(default_factory=set)  # agents that waited for it and did not release it yet
 
 
@@ -101,7 +108,7 @@ class Store:
 
     @property
     def adds(self) -> bool:
-        return isinstance(self.op, warp.TmaAddOp) or self.op.add.value
+        return isinstance(self.op, warp.TmaAddOp) or (isinstance(self.op, warp.TmaStoreOp) and self.op.add.value)
 
 
 @dataclass

@@ -229,7 +229,7 @@ class TmemRules:
         self.touch_fragments(agent, op, *tmem_fragments_touched(op))
         if op.rows and not len(op.states):
             raise op_diagnostic(op, "has no pipe", why="nobody says that its column values have come", fix="run warp-insert-barriers")
-        for buffer, state in zip(op.rows, op.states, strict=True):
+        for buffer, state in zip(op.rows, op.states, strict=False):
             agent.unsynced.append(self._check_slot(agent, op, buffer, state))
             self.last_read[agent, buffer] = self.epoch.get(agent, 0)
         for region in op.inputs:

@@ -7,33 +7,16 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir
 from ..ir.tile import space_of
 from . import fragments
+from .handed_over import is_reduce
 from .loop_nest import constant
 from .role_loops import RoleLoops, captured, clone_op, index_constant
+from .streams import COMPUTE, LOAD, REDUCE
+
+ALL = "all"  # the name of a role that does everything
 
 
 def is_load(op) -> bool:
     return isinstance(op, tile.LoadOp)
-
-
-def is_reduce(op) -> bool:
-    """Additions from shared memory, and waiting and counting for these."""
-    add = _ordered_addition(op) if isinstance(op, (tile.WaitCountOp, tile.AddCountOp)) else op
-    return isinstance(add, tile.GlobalAddOp) and space_of(add.x.type) == "smem"
-
-
-def _ordered_addition(op):
-    """The next addition behind a wait, the last one before a count; where a loop only counts, one that its counter orders elsewhere."""
-    found = _addition_beside(op)
-    counting = [use.owner.opview for use in op.counter.uses] if found is None else []
-    return next((add for add in map(_addition_beside, counting) if add is not None), found)
-
-
-def _addition_beside(op):
-    before, behind = [], []
-    for other in op.operation.block.operations:
-        if isinstance(other, tile.GlobalAddOp):
-            (before if other.operation.is_before_in_block(op.operation) else behind).append(other)
-    return next(iter(behind if isinstance(op, tile.WaitCountOp) else reversed(before)), None)
 
 
 def is_compute(op) -> bool:
@@ -47,15 +30,15 @@ def is_any(op) -> bool:
 class Role(RoleLoops):
     """Emits one role's part of the program."""
 
-    def __init__(self, kernel, keep):
-        super().__init__(keep)
-        self.kernel = kernel
-        self.fragments = kernel.fragments_of(keep)
+    def __init__(self, kernel, name: str):
+        super().__init__(kernel.keeps(name))
+        self.kernel, self.name = kernel, name
+        self.fragments = kernel.fragments_of(name)
         self.fragment_ops = {}
         if self.holds_fragments():
             for home in dict.fromkeys(self.fragments.home[value] for value in self._held_values()):
                 self.fragment_ops[home] = warp.FragmentOp(out=home.type, loc=location_of(home, kernel.kernel)).out
-            read = {value for op in kernel.all_ops if keep(op) for value in op.operation.operands}
+            read = {value for op in kernel.all_ops if self.keep(op) for value in op.operation.operands}
             for op in kernel.all_ops:
                 if isinstance(op, tile.LoadOp) and is_row(op.out) and op.out in read:
                     kind = tile.tile_type(op.out.type.shape, op.out.type.element_type, "reg")
@@ -64,7 +47,7 @@ class Role(RoleLoops):
         self.loaded = {}  # row of column values -> environment of the iteration whose values its fragment holds
 
     def holds_fragments(self) -> bool:
-        return self.keep in (is_compute, is_any)
+        return self.name in (COMPUTE, ALL)
 
     def _held_values(self) -> list:
         """Register tiles that this role's operations touch, and that loops carry."""
@@ -81,9 +64,9 @@ class Role(RoleLoops):
 
     def emit_walk(self, op, env) -> None:
         """The role that loads is ahead of the others: it takes the tiles."""
-        if self.keep is is_any:
+        if self.name == ALL:
             raise op_diagnostic(op, "takes tiles from a queue", why="one role would wait for itself", fix="leave out tile-persistent")
-        queue = self.kernel.scalars[op.queue] if self.keep is is_load else None
+        queue = self.kernel.scalars[op.queue] if self.name == LOAD else None
         walk = warp.WalkOp(tiles=self.scalar(op.tiles, env), queue=queue, state=None, loc=op.location)
         block = walk.body.blocks.append(ir.IndexType.get(), arg_locs=[op.location])
         with ir.InsertionPoint(block):
@@ -338,14 +321,18 @@ class Role(RoleLoops):
         warp.AddCountOp(counter=self.kernel.scalars[op.counter], coords=self.scalars(op.coords, env), loc=op.location)
 
     def _check_counter(self, op) -> None:
-        wanted = 1 if self.keep is is_reduce else self.kernel.warpgroups
+        wanted = 1 if self.name == REDUCE else self.kernel.warpgroups
         if op.counter.type.shape[-1] != wanted:
             raise op_diagnostic(op, f"has {op.counter.type.shape[-1]} counters in a place, but {wanted} would count", why="each warpgroup "
                                 "counts on its own where it adds from registers; one warp adds from shared memory")
 
     def store(self, op, env) -> None:
         coords = self.scalars(op.coords, env)
-        if space_of(op.tile.type) == "smem":
+        if op.tile in self.kernel.handed_over:
+            for group in self.kernel.groups_of(op.tile):
+                warp.TmaPutOp(map=self.kernel.maps[op], buffer=self.kernel.buffers[op.tile], state=None, coords=coords, group=group,
+                              loc=op.location)
+        elif space_of(op.tile.type) == "smem":
             self._tma_store(op, op.tile, coords)
         else:
             warp.StoreRowsOp(source=self.fragment(op.tile), target=self.kernel.scalars[op.target], coords=coords, loc=op.location)

@@ -1,6 +1,6 @@
-"""Roles of a kernel whose MMAs sum into tensor memory: a warp that loads, one that issues MMAs, and compute warpgroups of 128 rows each;
-where tiles are added to global memory through shared memory, a warpgroup for that (`streams.py`); where loops scale sums in tensor memory,
-as many warpgroups that correct those (`corrections.py`).
+"""Roles of a kernel whose MMAs sum into tensor memory: warps that load, issue MMAs, and store (`handed_over.py`), and compute warpgroups of
+128 rows each; where tiles are added to global memory through shared memory, a warpgroup for that (`streams.py`); where loops scale sums in
+tensor memory, as many warpgroups that correct those (`corrections.py`).
 
 The rest of `warp-specialize` for such kernels; it decides by where the tiles lie. One thread issues all MMAs, of row block after row block:
 while one's scores are exponentiated, the other's products are formed. Compute warpgroups read and write tensor memory a row a thread; maps
@@ -16,6 +16,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
+from .handed_over import EPILOGUE
 from .register_pressure import MAP_COLUMNS
 from .role_loops import index_constant, less, operations_within
 from .role_ops import RULES, Role, i64, is_load, is_row, is_staged, location_of
@@ -61,8 +62,8 @@ class TmemKernel(_Kernel):
     computes = staticmethod(computes)
     corrections = None
 
-    def __init__(self, kernel, target, correction: str = "auto"):
-        super().__init__(kernel, target)
+    def __init__(self, kernel, target, stores_apart: bool = False, correction: str = "auto"):
+        super().__init__(kernel, target, stores_apart)
         self.ctas = _check_ctas([op for op in self.all_ops if is_mma(op)])
         self.reduced = fragments.assign(kernel, reduces)
         for op in self.all_ops:
@@ -83,7 +84,7 @@ class TmemKernel(_Kernel):
         return any(user.operation.parent == op.operation.parent and is_scalar_op(user) and self.is_common(user) for user in users)
 
     def role_of(self, op) -> str:
-        return role_of(op, self.corrections.operations if self.corrections is not None else ())
+        return EPILOGUE if op in self.stored else role_of(op, self.corrections.operations if self.corrections is not None else ())
 
     def corrects(self, op) -> bool:
         return self.role_of(op) == CORRECT
@@ -123,8 +124,8 @@ class TmemKernel(_Kernel):
             )
         return next(iter(rows)) // self.group_rows
 
-    def fragments_of(self, keep):
-        return self.reduced if keep is reduces else self.fragments
+    def fragments_of(self, name: str):
+        return self.reduced if name == REDUCE else self.fragments
 
     def _reduces(self) -> bool:
         return any(reduces(op) for op in self.all_ops)
@@ -166,8 +167,8 @@ class TmemKernel(_Kernel):
             ).out
             self.link_values.update(dict.fromkeys(links, value))
         warps = 4 * self.warpgroups
-        self._tmem_role(LOAD, 0, 1, self.load_registers, _TmemRole)
-        self._tmem_role(MMA, 1, 3, self.load_registers, _Issuer)
+        for name, first, count in self._warps_of_one([LOAD, MMA, *[EPILOGUE] * bool(self.stored)]):
+            self._tmem_role(name, first, count, self.load_registers, _Issuer if name == MMA else _TmemRole)
         if self.corrections is not None:
             self._make_boxes()
         self._tmem_role(COMPUTE, 4, warps, self.compute_registers, _TmemRole)
@@ -230,10 +231,6 @@ class _TmemRole(Role):
 
     groups = (None,)  # each warpgroup's own
     chunk = MAP_COLUMNS
-
-    def __init__(self, kernel: TmemKernel, name: str):
-        self.name = name
-        super().__init__(kernel, kernel.keeps(name))
 
     def holds_fragments(self) -> bool:
         return self.name in (COMPUTE, REDUCE)

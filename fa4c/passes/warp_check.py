@@ -31,7 +31,9 @@ def warp_check(module: ir.Module) -> None:
 
 
 _ONE_OF_A_WARPGROUP = (warp.TmaStoreOp, warp.StoreCommitOp, warp.StoreWaitOp, warp.WaitCountOp, warp.AddCountOp)
-_ONE_THREAD = (warp.ArmOp, warp.TmaLoadOp, warp.TmaAddOp, warp_tmem.Tcgen05MmaOp, warp_tmem.Tcgen05CommitOp, *_ONE_OF_A_WARPGROUP)
+_ONE_THREAD = (
+    warp.ArmOp, warp.TmaLoadOp, warp.TmaAddOp, warp.TmaPutOp, warp_tmem.Tcgen05MmaOp, warp_tmem.Tcgen05CommitOp, *_ONE_OF_A_WARPGROUP,
+)  # fmt: skip
 _ANY_THREADS = (warp.AcquireOp, warp.WaitOp, warp.FenceAsyncOp)
 _WARPGROUP = (
     warp.FragmentOp,

@@ -7,8 +7,8 @@
   (`row_barriers.py`). Buffers of tiles over the same bytes are filled in turn, and have one pipe: each fill of any of them is its next one.
 - An MMA is in flight until a wait retires it. The first operation that touches its accumulator, overwrites its register operand, or
   leaves the loop waits for it, and for no more than that (`pending`).
-- A buffer that one role writes and another adds to global memory gets a pipeline too, which threads fill: acquire, write, fence, arrive on
-  the one side; wait, add, release once it is read, on the other.
+- A buffer that one role writes and another adds to global memory, or stores there, gets a pipeline too, which threads fill: acquire,
+  write, fence, arrive on the one side; wait, add, release once it is read, on the other (`handed_over_barriers.py`).
 - Shared memory written by threads and read by a TMA store gets the proxy fence and a barrier of the warpgroup; a buffer that lies over
   another one gets a barrier of all readers first. What MMAs read of it is ordered by `shared_exchange`.
 
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
+from . import handed_over_barriers
 from .consumer_barriers import PLAIN_READS, Consumer, buffers_of_reads, i64, level_of, operations_of, operations_within, place_type
 from .protocol_state import byte_range
 from .registry import register_pass
@@ -75,7 +76,7 @@ class _Kernel:
 
         self.links = Links(self.kernel, self.roles)
         rings = self._find_rings()
-        self.handed = self._find_handed_over()
+        self.handed = handed_over_barriers.find(self.roles)
         walks = {role: op for role in self.roles for op in role.body.blocks[0].operations if isinstance(op, warp.WalkOp)}
         for row, tile in companions(rings, self.roles).items():
             rings[row].owner = tile
@@ -85,7 +86,7 @@ class _Kernel:
             _Producer(role, rings).run()
             read = {b: r for b, r in rings.items() if b in readers[role]}
             if any(handed.reader == role for handed in self.handed.values()):
-                _Adder(role, self.handed).run()
+                handed_over_barriers.Taker(role, self.handed).run()
             elif warp_tmem.issues_mmas(role):
                 Issuer(self, role, read).run()
             else:
@@ -126,21 +127,6 @@ class _Kernel:
             ring.first = next(other for other in rings if byte_range(other) == byte_range(buffer))
         return rings
 
-    def _find_handed_over(self) -> dict:
-        """Buffer -> who writes it and who adds it."""
-        found = {}
-        for role in self.roles:
-            for op in operations_within(role.body.blocks[0]):
-                if isinstance(op, warp.TmaAddOp):
-                    writers = [r for r in self.roles if any(_stores_to(o, op.buffer) for o in operations_within(r.body.blocks[0]))]
-                    if op.buffer in found or len(writers) != 1 or writers[0] == role:
-                        raise op_diagnostic(op, "adds a buffer that " + ("is added twice" if op.buffer in found else
-                                            f"{len(writers)} roles write" if len(writers) != 1 else "its own role writes"),
-                                            why="one role writes it, another one adds it, once for each time",
-                                            fix="give it a buffer of its own, and a role")
-                    found[op.buffer] = _HandedOver(writers[0], role)
-        return found
-
     def _make_pipelines(self, rings, readers, walks) -> None:
         at = 0
         room = min(b.offset.value for b in self.buffers) if self.buffers else 0
@@ -164,10 +150,10 @@ class _Kernel:
                 pipes.append(ring.pipe)
                 at += 8 * stages * (2 if ring.reused else 1)
             for buffer, handed in self.handed.items():
-                stages = buffer.type.shape[0]
-                handed.pipe = _pipeline(stages, at, 0, handed.reader.active.value, buffer.owner.location, fills=handed.writer.active.value)
+                stages, arrivals = buffer.type.shape[0], handed.reader.active.value if handed.reused else 0
+                handed.pipe = _pipeline(stages, at, 0, arrivals, buffer.owner.location, fills=handed.fills, groups=handed.groups)
                 pipes.append(handed.pipe)
-                at += 16 * stages
+                at += 8 * stages * handed.groups * (2 if handed.reused else 1)
             if walks:
                 followers = sum(role.active.value for role, walk in walks.items() if walk.queue is None)
                 pipes.append(_pipeline(1, at, 0, followers, self.kernel.location))
@@ -215,74 +201,21 @@ class _Kernel:
             walk.operation.erase()
 
 
-def _pipeline(stages: int, offset: int, tx_bytes: int, arrivals: int, loc, ctas: int = 1, leader: bool = False, fills: int = 1):
+def _pipeline(
+    stages: int, offset: int, tx_bytes: int, arrivals: int, loc, ctas: int = 1, leader: bool = False, fills: int = 1, groups: int = 1
+):  # fmt: skip
     return warp.PipelineOp(
         stages=i64(stages),
         offset=i64(offset),
         tx_bytes=i64(tx_bytes),
         arrivals=i64(arrivals),
         fills=i64(fills) if fills > 1 else None,
+        groups=i64(groups) if groups > 1 else None,
         ctas=i64(ctas) if ctas > 1 else None,
         leader=ir.BoolAttr.get(True) if leader else None,
         out=ir.Type.parse("!warp.pipe"),
         loc=loc,
     ).out
-
-
-@dataclass
-class _HandedOver:
-    """A buffer that the threads of one role write and another role adds, and its pipeline."""
-
-    writer: object
-    reader: object
-    pipe: object = None
-
-
-class _Adder:
-    """A role that adds what others hand over: wait for it, add, give the slot back as soon as it is read.
-
-    One thread waits for turns, and counts once its additions are complete. The others wait for it there: lanes that wait at an mbarrier
-    meanwhile could hold it up.
-    """
-
-    def __init__(self, role, handed):
-        self.role, self.states = role, {}
-        with ir.InsertionPoint.at_block_begin(role.body.blocks[0]):
-            for buffer, one in handed.items():
-                if one.reader == role:
-                    self.states[buffer] = warp.StateOp(pipe=one.pipe, phase=i64(0), out=place_type(), loc=buffer.owner.location).out
-
-    def run(self) -> None:
-        for op in list(operations_within(self.role.body.blocks[0])):
-            if isinstance(op, (warp.TmaAddOp, warp.WaitCountOp, warp.AddCountOp)):
-                with ir.InsertionPoint(op), op.location:
-                    self._add(op) if isinstance(op, warp.TmaAddOp) else self._count(op)
-                op.operation.erase()
-
-    def _add(self, op) -> None:
-        state = self.states[op.buffer]
-        warp.WaitOp(state=state)
-        with _by_one("warp"):
-            warp.TmaAddOp(map=op.map, buffer=op.buffer, state=state, coords=list(op.coords))
-            warp.StoreCommitOp()
-            warp.StoreWaitOp(pending=i64(0))
-        warp.ReleaseOp(state=state)
-        warp.AdvanceOp(state=state)
-
-    def _count(self, op) -> None:
-        with _by_one("warp"):
-            if isinstance(op, warp.WaitCountOp):
-                warp.WaitCountOp(counter=op.counter, count=op.count, coords=list(op.coords))
-            else:
-                warp.StoreWaitOp(pending=i64(0), complete=ir.BoolAttr.get(True))
-                warp.AddCountOp(counter=op.counter, coords=list(op.coords))
-        if isinstance(op, warp.WaitCountOp):
-            warp.SyncWarpOp()
-
-
-def _by_one(scope: str):
-    """The insertion point within a new `warp.elect`."""
-    return ir.InsertionPoint(warp.ElectOp(scope=ir.StringAttr.get(scope)).body.blocks.append())
 
 
 class _Producer:
@@ -325,10 +258,6 @@ class _Producer:
                 warp.AdvanceOp(state=state)
         for op in loads:
             op.operation.erase()
-
-
-def _stores_to(op, buffer) -> bool:
-    return isinstance(op, warp.StoreSharedOp) and op.buffer == buffer
 
 
 def _used_ids(roles) -> set:

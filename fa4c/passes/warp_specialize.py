@@ -1,16 +1,18 @@
-"""Assign the operations of a CTA's program to roles: a TMA producer warp, compute warpgroups of 64 rows each, and a warp that adds.
+"""Assign the operations of a CTA's program to roles: a TMA producer warp, compute warpgroups of 64 rows each, warps that add or store.
 
 Register tiles of 64 rows in a program whose others have more are split by columns: all warpgroups hold all rows.
 
-Loads go to the role `load`; additions to global memory from tiles in shared memory, and the waiting for their turns, to `reduce`; all else
-to `compute`. Each role gets its own copy of the loops, software-pipelined as `stage` and `order` say (prologue, steady state, epilogue),
+Loads go to the role `load`; additions to global memory from tiles in shared memory, and the waiting for their turns, to `reduce`; stores of
+tiles that threads wrote there to `epilogue`, where the target favours it (`stores_apart`; `epilogue` = "yes" and "no" say so); all else to
+`compute`. Each role gets its own copy of the loops, software-pipelined as `stage` and `order` say (prologue, steady state, epilogue),
 and of the scalars it needs. Tiles become storage: buffers in shared memory at byte offsets, fragments in registers. The roles run at their
 own pace: one warp that only issues copies hides their latency behind all compute, and can give its registers away; what `compute` hands
-over to be added costs it no wait for the copy, or for other CTAs. What they wait for is left to `warp-insert-barriers`.
+over to be added or stored costs it no wait for the copy, or for other CTAs. What they wait for is left to `warp-insert-barriers`.
 
 Before:  scf.for { %k = tile.load ...; %s = tile.mma %q, %k ... }
 After:   warp.role @load { scf.for { warp.tma_load ... } }   warp.role @compute { scf.for { warp.wgmma ... } }
          and, for "tile.global_add" from shared memory:       warp.role @reduce { scf.for { warp.tma_add ... } }
+         for "tile.store" from there, where stores are apart: warp.role @epilogue { warp.tma_put ... }
 
 `roles` = "one": one role does it all, in the order of the program, and waits for each copy that it asked for, as kernels did before copies
 and MMAs ran by themselves (FlashAttention-2). Slower, for comparison, and only where MMAs sum in registers.
@@ -27,21 +29,25 @@ from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from . import fragments
+from . import fragments, handed_over
+from .handed_over import EPILOGUE, is_reduce
 from .registry import register_pass
 from .role_loops import clone_op, operations_within
-from .role_ops import Role, i64, is_any, is_compute, is_load, is_reduce, is_row, is_staged
+from .role_ops import ALL, Role, i64, is_any, is_compute, is_load, is_row, is_staged
 from .schedule import is_scalar_op
 from .shared_room import BARRIER_BYTES, follows
+from .streams import COMPUTE, LOAD, REDUCE
 
 
 @register_pass("warp-specialize")
 def warp_specialize(
-    module: ir.Module, *, roles: Literal["many", "one"] = "many", correction: Literal["auto", "yes", "no"] = "auto"
-) -> None:
+    module: ir.Module, *, roles: Literal["many", "one"] = "many", correction: Literal["auto", "yes", "no"] = "auto",
+    epilogue: Literal["auto", "yes", "no"] = "auto",
+) -> None:  # fmt: skip
     from .tmem_roles import TmemKernel, holds_tmem  # it extends the classes of this file
 
     target = targets.of(module)
+    stores_apart = target.stores_apart if epilogue == "auto" else epilogue == "yes"
     for op in list(module.body.operations):
         if isinstance(op, tile.KernelOp):
             if roles == "one" and holds_tmem(op):
@@ -49,7 +55,7 @@ def warp_specialize(
                                     why="one thread issues those MMAs, others compute", fix="leave out roles=one")
             kind = TmemKernel if holds_tmem(op) else _OneRole if roles == "one" else _Kernel
             with ir.InsertionPoint(op), op.location:
-                (TmemKernel(op, target, correction) if kind is TmemKernel else kind(op, target)).build()
+                (TmemKernel(op, target, stores_apart, correction) if kind is TmemKernel else kind(op, target, stores_apart)).build()
             op.operation.erase()
 
 
@@ -60,7 +66,7 @@ class _Kernel:
     computes = staticmethod(is_compute)
     hands_over = True  # what is added from shared memory to a role for that
 
-    def __init__(self, kernel, target):
+    def __init__(self, kernel, target, stores_apart: bool = False):
         self.kernel, self.target = kernel, target
         self.body = kernel.body.blocks[0]
         self.all_ops = list(operations_within(self.body))
@@ -70,28 +76,27 @@ class _Kernel:
         self.scalars = {}  # tile-level scalar -> warp-level scalar at the top of the kernel
         self.maps = {}
         self.buffers = {}  # smem tile -> warp.buffer
-        added = [op for op in self.all_ops if isinstance(op, tile.GlobalAddOp) and is_reduce(op)] if self.hands_over else []
-        self.handed_over = {op.x: op for op in added}
-        self._check_handed_over()
+        self.added = handed_over.additions(self.all_ops) if self.hands_over else []
+        self.stored = handed_over.stores(self.all_ops) if self.hands_over and stores_apart else []
+        self.handed_over = {*(op.x for op in self.added), *(op.tile for op in self.stored)}
 
-    def _check_handed_over(self) -> None:
-        """A tile that the role `reduce` adds is made by compute, and nothing else reads it."""
-        for value, add in self.handed_over.items():
-            if not isinstance(value.owner.opview, tile.ToSharedOp):
-                raise op_diagnostic(add, f"adds a tile that '{value.owner.name}' made", why="the order of two asynchronous copies is not "
-                                    "known", fix="read it into registers and write it back")
-            others = [op for op in self.all_ops if value in list(op.operation.operands) and op != add]
-            if others:
-                raise op_diagnostic(others[0], "reads a tile that a warp of its own adds to global memory", why="that warp gives its "
-                                    "buffer back alone", fix='make another "tile.to_shared" of it')
+    def keeps(self, name: str):
+        """Whether an operation is of the role of that name, as a function."""
+        fixed = {LOAD: is_load, REDUCE: is_reduce, EPILOGUE: lambda op: op in self.stored, ALL: is_any}
+        return fixed.get(name, lambda op: is_compute(op) and op not in self.stored)
 
     def is_common(self, op) -> bool:
         """Whether a scalar is computed once for all roles."""
         return True
 
-    def fragments_of(self, keep):
+    def fragments_of(self, name: str):
         """The fragments of a role's register tiles."""
         return self.fragments
+
+    def groups_of(self, value) -> list:
+        """The parts of a tile that a role for stores takes one by one: each warpgroup's rows. One, if they share its columns."""
+        apart = self.warpgroups > 1 and value.type.shape[0] == self.group_rows * self.warpgroups
+        return [i64(group) for group in range(self.warpgroups)] if apart else [None]
 
     def _count_warpgroups(self) -> int:
         rows = {value.type.shape[0] for op in self.all_ops for value in op.operation.results if fragments.is_register(value)}
@@ -138,11 +143,13 @@ class _Kernel:
             self._emit_roles()
 
     def _emit_roles(self) -> None:
-        loading = 1 if self.handed_over else 4
-        self._role("load", 0, loading, 1, self.load_registers, is_load)
-        if self.handed_over:
-            self._role("reduce", loading, 4 - loading, 1, self.load_registers, is_reduce)
-        self._role("compute", 4, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_compute)
+        for name, first, count in self._warps_of_one([LOAD, *[REDUCE] * bool(self.added), *[EPILOGUE] * bool(self.stored)]):
+            self._role(name, first, count, 1, self.load_registers)
+        self._role(COMPUTE, 4, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers)
+
+    def _warps_of_one(self, names: list[str]) -> list:
+        """(role, first warp, warps) of those of which one warp is active: they share the first warpgroup, the last one has what is left."""
+        return [(name, n, 1 if n + 1 < len(names) else 4 - n) for n, name in enumerate(names)]
 
     def _column_shares(self, value) -> int:
         """Among how many warpgroups a tile is shared by columns, as an MMA's operand b or what they write: each takes whole spans."""
@@ -217,7 +224,7 @@ class _Kernel:
             raise op_diagnostic(
                 op, f"stores {rows} rows from {self.warpgroups} warpgroups", why=f"each stores {self.group_rows} rows of its own"
             )
-        if copies > 1 and isinstance(value.owner.opview, tile.ToSharedOp):
+        if copies > 1 and isinstance(value.owner.opview, tile.ToSharedOp) and value not in self.handed_over:
             raise op_diagnostic(op, f"stores a tile that has {copies} buffers", why="the next tile waits for the store anyway",
                                 fix="remove `buffers`")
 
@@ -241,7 +248,7 @@ class _Kernel:
             ).out
         self.maps[op] = self.maps[key]
 
-    def _role(self, name, first, count, active, registers, keep) -> None:
+    def _role(self, name, first, count, active, registers) -> None:
         role = warp.RoleOp(
             sym_name=ir.StringAttr.get(name),
             warps=ir.DenseI64ArrayAttr.get(list(range(first, first + count))),
@@ -250,7 +257,7 @@ class _Kernel:
         )
         block = role.body.blocks.append()
         with ir.InsertionPoint(block):
-            Role(self, keep).emit_block(self.body, dict(self.scalars))
+            Role(self, name).emit_block(self.body, dict(self.scalars))
 
 
 class _OneRole(_Kernel):
@@ -266,7 +273,7 @@ class _OneRole(_Kernel):
         return at_launch(self.target, self._threads()), 0
 
     def _emit_roles(self) -> None:
-        self._role("all", 0, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers, is_any)
+        self._role(ALL, 0, 4 * self.warpgroups, 4 * self.warpgroups, self.compute_registers)
 
 
 def _part_of(op):

@@ -84,6 +84,7 @@ class Target:
     swizzle_bytes: tuple[int, ...] = (128, 64, 32)
     exp2_emulated: int | None = 0  # of 16 exponentials, where the special-function unit limits a loop, as measured; None: by the model
     exp2_emulation_from: float = 1.25  # ... by this factor over the tensor cores
+    stores_apart: bool = False  # a warp of its own issues the stores of what threads wrote to shared memory (`warp-specialize`)
     multicast: int = 1  # CTAs that load common tiles together (`tile-multicast`); more than 1 only where measured
     l2_repeated: str = "none"  # which priority in L2 the loads of block loops ask for (`tile-l2-hints`); not "none" only where measured
     l2_once: str = "none"  # ... and loads that happen once a tile

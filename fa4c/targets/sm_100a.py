@@ -28,6 +28,7 @@ TARGET = Target(
     mma=Mma(m=128, n_step=16, n_max=256, k=16, accumulator="tmem", a_spaces=("smem", "tmem"), pair_m=256),
     mma_flops=8192,  # B 1.1
     mufu=16,  # B 1.1; B300 has 32
+    stores_apart=True,  # B 6: FA-4's epilogue warp; who corrects sums goes on to the next tile
     exp2_emulated=None,
     exp2_emulation_from=0.9,  # B 1.2, 6: MMA and exponentials are level at head dim 128, where FA-4 emulates an eighth in causal kernels
     fp32=128,  # FMAs, as Hopper

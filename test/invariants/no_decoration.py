@@ -26,6 +26,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
+from fa4c import targets  # noqa: E402
 from fa4c.ir.context import new_context, parse_module, print_module  # noqa: E402
 from fa4c.ir.diagnostics import Diagnostic, from_mlir_error  # noqa: E402
 from fa4c.ir.mlir import ir  # noqa: E402
@@ -101,7 +102,8 @@ EXCEPTIONS = [
         _swap_of("host"),
     ),
     Exempt("order", "both carry an order, which says when they run; their place in the text does not", _swap_of("both ordered")),
-    Exempt("roles", "a load and a computation run in different roles, each at its own pace", _swap_of("two roles")),
+    Exempt("roles", "copies that a warp of its own issues and a computation run in different roles, each at its own pace",
+           _swap_of("two roles")),
     Exempt("scalars", "scalars are computed where they are needed, so their place among tiles says nothing", _swap_of("a scalar")),
     Exempt("fragments", "registers are declared at the head of their role", _swap_of("a declaration")),
     Exempt("dead scalars", "nothing uses it; cse removes it on the way down", lambda row: row.note == "dead scalar"),
@@ -156,10 +158,19 @@ def _next(op):
     return None if at >= len(following) or following[at].operation.name in ("scf.yield", "tile.yield") else following[at].operation
 
 
+def _copied_apart(op) -> str:
+    """The name of a copy that a role of its own issues: a load, and a store from shared memory where the target has stores apart."""
+    root = op
+    while root.name != "builtin.module":
+        root = root.parent.operation
+    stored = op.name == "tile.store" and "#tile.smem" in str(op.operands[0].type) and targets.of(root.opview).stores_apart
+    return op.name if stored or op.name == "tile.load" else ""
+
+
 def _why_apart(a, b) -> str:
     """A reason for which the order of two neighbours may mean nothing, "" if it must."""
     pair = {a.name, b.name}
-    loads, scheduled = [op.name == "tile.load" for op in (a, b)], ["order" in op.attributes for op in (a, b)]
+    copies, scheduled = [_copied_apart(op) for op in (a, b)], ["order" in op.attributes for op in (a, b)]
     if "arith.constant" in pair:
         return "a constant"
     if "tile.host" in pair or a.parent.name == "tile.host":
@@ -170,7 +181,7 @@ def _why_apart(a, b) -> str:
         return "a declaration"
     if _in_tile_program(a) and any(map(_is_scalar, (a, b))):
         return "a scalar"
-    if _in_tile_program(a) and loads[0] != loads[1]:
+    if _in_tile_program(a) and copies[0] != copies[1]:
         return "two roles"
     return "both ordered" if all(scheduled) else ""
 

@@ -60,6 +60,7 @@ def from_shared(operation: str, source: str, target: str) -> str:
 
 ADD = """    "warp.tma_add"({0}) {{operandSegmentSizes = array<i32: 1, 1, 0, {2}>}} : (!warp.descriptor, {1}) -> ()
     "warp.fence_async\""""
+PUT = ADD.replace("tma_add", "tma_put").replace("{{operand", "{{group = {3}, operand")
 COUNT = '    "warp.{0}_count"({1}) : ({2}) -> ()\n    "warp.fence_async"'
 I1, F32 = "tensor<128xi1, #tile.reg>", "tensor<128xf32, #tile.reg>"
 REFUSED = {
@@ -147,6 +148,10 @@ REFUSED = {
     "tma_add": [
         ('    "warp.fence_async"', ADD.format("%map_c, %sc, %m0, %n0", BUFFER + ", index, index", 2), "adds bf16"),
         ('    "warp.fence_async"', ADD.format("%map_c, %sc, %m0", BUFFER + ", index", 1), "has 1 coordinates for"),
+    ],
+    "tma_put": [
+        ('    "warp.fence_async"', PUT.format("%map_c, %sc, %m0, %n0", BUFFER + ", index, index", 2, 2), "stores rows 128 to 191 of 128"),
+        ('    "warp.fence_async"', PUT.format("%map_c, %sc, %m0", BUFFER + ", index", 1, 0), "has 1 coordinates for"),
     ],
     "store_rows": [
         (

@@ -116,7 +116,7 @@ def _collect(block, role, around, found) -> None:
 def _count(op, counts) -> None:
     if isinstance(op, warp.WgmmaOp):
         counts["mma"] += op.a.type.shape[-1] // 16  # one for each 16 of the contracted size
-    elif isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp)):
+    elif isinstance(op, (warp.TmaLoadOp, warp.TmaStoreOp, warp.TmaPutOp)):
         width = op.buffer.type.shape[2] * warp.bits_of(op.buffer.type.element_type) // 8
         counts["bulk"] += width // op.buffer.owner.opview.swizzle.value  # one for each swizzle span of columns
     elif isinstance(op, (warp.WaitOp, warp.AcquireOp)):

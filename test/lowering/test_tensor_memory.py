@@ -99,6 +99,30 @@ def test_random_schedules(path, head_dim, sizes):
         assert all(torch.equal(got[name], want[name]) for name in want), seed
 
 
+def test_tiles_that_a_cta_stores_one_after_the_other(monkeypatch):
+    """O is stored while the next tile is computed: three tiles of one CTA."""
+    monkeypatch.setitem(emulated.DEVICES[TARGET], "num_sms", 1)
+    kernel = artifact("full.mlir", (64, 64))
+    inputs = make_inputs(kernel.manifest["semantics"], dict(b=1, hq=1, hkv=1, m=600, n=100), 0, "cpu")
+    for seed in range(2):
+        out, reports = emulated.run_reported(kernel, inputs, ("o", "lse"), schedule="random", schedule_seed=seed)
+        assert all(report.ok for report in reports) and all(row.ok for row in check.check(kernel.manifest["semantics"], inputs, out))
+
+
+def test_an_edit_gives_the_result_two_places(monkeypatch):
+    """Then a tile may be written while the last one is read: its pipe has two slots."""
+    monkeypatch.setitem(emulated.DEVICES[TARGET], "num_sms", 1)
+    text = (compiled.EXAMPLES / GEMM).read_text()
+    edited = re.sub(r'("tile.to_shared"\(%\w+\))', r"\1 {buffers = 2}", text)
+    assert re.search(r'"warp.pipeline"\(\) \{arrivals = 1 : i64, fills = 4 : i64, offset = \d+ : i64, stages = 2',
+                     compiled.compile_text(edited, GEMM, emit="warp", target=TARGET))
+    a, b = random(500, 72, seed=1), random(136, 72, seed=2)
+    kernel = compiled.load(*compiled.kernel_of_text(edited, GEMM, target=TARGET))
+    out, reports = emulated.run_reported(kernel, {"a": a, "b": b}, ("c",), schedule="random", schedule_seed=0)
+    assert all(report.ok for report in reports)
+    assert error(out["c"].double().numpy(), a.double().numpy() @ b.double().numpy().T) < 2**-8
+
+
 BUILT = [("causal.mlir", (128, 128)), ("full.mlir", (64, 64)), ("full.mlir", (96, 96)), ("window.mlir", (96, 96)),
          ("causal.mlir", (192, 128)), ("causal.mlir", (256, 256))]  # all built for other tests too
 

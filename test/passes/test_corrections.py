@@ -30,14 +30,14 @@ def roles(text: str) -> dict[str, tuple[int, int]]:
 
 def test_roles_and_registers():
     with_it, without = (level("warp", overrides=(("warp-specialize", "correction", choice),)) for choice in ("yes", "no"))
-    assert roles(with_it) == {"load": (1, 32), "mma": (3, 32), "compute": (8, 176), "correct": (8, 48)}
-    assert roles(without) == {"load": (1, 56), "mma": (3, 56), "compute": (8, 224)}
+    assert roles(with_it) == {"load": (1, 32), "mma": (1, 32), "epilogue": (2, 32), "compute": (8, 176), "correct": (8, 48)}
+    assert roles(without) == {"load": (1, 56), "mma": (1, 56), "epilogue": (2, 56), "compute": (8, 224)}
     assert roles(level("warp")) == roles(with_it)
     assert with_it.count('"warp.post"') == with_it.count('"warp.fetch"') == 2  # the factor, and what divides O
     votes = {name: with_it[with_it.index(f'sym_name = "{before}"') : with_it.index(f'sym_name = "{name}"')].count('"warp.vote_any"')
-             for before, name in (("mma", "compute"), ("compute", "correct"))}
+             for before, name in (("epilogue", "compute"), ("compute", "correct"))}
     assert votes == {"compute": 1, "correct": 1}  # on growth, on factors
-    compute = with_it[with_it.index('sym_name = "mma"') : with_it.index('sym_name = "compute"')]
+    compute = with_it[with_it.index('sym_name = "epilogue"') : with_it.index('sym_name = "compute"')]
     assert not re.search(r'"warp.tmem_map"\(%o', compute)  # O is not its own
 
 

@@ -47,8 +47,8 @@ MISSING = {
     "arrive": ("warp.store_shared", 0, 4, "warp.arrive", "waits forever"),
     "advance": ("warp.store_shared", 0, 5, "warp.advance", "waits forever"),
     "wait": ("warp.tma_add", 2, 0, "warp.wait", "reads a slot of its buffer that was not waited for"),
-    "read": ("warp.tma_add", 0, 2, "warp.store_wait", "releases a slot that an addition may still read"),
-    "commit": ("warp.tma_add", 0, 1, "warp.store_commit", "releases a slot that an addition may still read"),
+    "read": ("warp.tma_add", 0, 2, "warp.store_wait", "releases a slot that a copy may still read"),
+    "commit": ("warp.tma_add", 0, 1, "warp.store_commit", "releases a slot that a copy may still read"),
     "release": ("warp.tma_add", 0, 5, "warp.release", "leaves a slot that it has not released"),
 }
 

@@ -28,7 +28,8 @@ def test_finds_nothing_in_a_walk():
     assert wf.verdict(text) == ""
 
 
-NAMES = ("wait", "arrive", "tcgen05_commit", "tmem_wait", "tcgen05_mma", "tmem_load", "tmem_map", "tmem_free", "elect")
+NAMES = ("wait", "arrive", "tcgen05_commit", "tmem_wait", "tcgen05_mma", "tmem_load", "tmem_map", "tmem_free", "elect", "tma_put",
+         "store_commit", "store_wait", "fence_async")
 
 
 def count(text: str, name: str) -> int:
@@ -53,6 +54,32 @@ def test_leaving_out_is_found(example, name, n):
 def backward() -> str:
     """dS through shared memory from one role to another, dQ added by a third."""
     return wf.complete("full.mlir", target="sm_100a", direction="bwd", head_dim=(128, 128), disabled=PLAIN)
+
+
+# The hand-over of O in a CTA that walks through tiles: left out of role, and what is said.
+HANDED_OVER = [
+    ("acquire", "correct", 0, "writes a slot that was not acquired"),
+    ("fence_async", "correct", 0, "hands a slot over before its warp's writes can be seen"),
+    ("wait", "epilogue", 1, "reads a slot of its buffer that was not waited for"),
+    ("tma_put", "epilogue", 1, "hands over a buffer that nothing takes|closes a group without stores"),
+    ("store_wait", "epilogue", 0, "releases a slot that a copy may still read"),
+    ("release", "epilogue", 1, "leaves a slot that it has not released"),
+]
+
+
+@pytest.mark.parametrize(("name", "role", "n", "message"), HANDED_OVER)
+def test_leaving_out_of_the_hand_over_is_found(name, role, n, message):
+    text = wf.complete("full.mlir", target="sm_100a", head_dim=(64, 64))
+    said = wf.verdict(text, lambda ops: ops.all(name, role=role)[n].erase())
+    assert re.search(message, said) and wf.is_located(said), said
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_each_half_is_given_back_once_it_is_read(half):
+    """The first one while the copy engine may still read the second."""
+    text = wf.complete("full.mlir", target="sm_100a", head_dim=(64, 64))
+    said = wf.verdict(text, lambda ops: set_number(ops.all("store_wait", role="epilogue")[half], "pending", 2 - half))
+    assert "releases a slot that a copy may still read" in said, said
 
 
 IN_THE_BLOCK_LOOP = {"fence_async": 5, "sync_warp": 3, "arrive": 4, "barrier": 8, "tmem_wait": 3}
@@ -96,7 +123,7 @@ def test_a_legal_map_is_not():
 
 
 def pipe_of(ops, k: int):
-    return ops.all("pipeline")[k]  # 0: Q, 1: K, 2: V, 3: scores, 4: factors, 5: P, 6: O is scaled, 7: what divides O, 8: O
+    return ops.all("pipeline")[k]  # 0: Q, 1: K, 2: V, 3: O on its way out, 4: scores, 5: factors, 6: P, 7: O is scaled, ...
 
 
 def with_group(ops, group: int):
@@ -104,9 +131,9 @@ def with_group(ops, group: int):
 
 
 FAULTS = [
-    Fault("fewer arrivals fill P", lambda o: set_number(pipe_of(o, 5), "fills", 2), "brings 4 arrivals to a slot|waits forever"),
-    Fault("more arrivals fill P", lambda o: set_number(pipe_of(o, 5), "fills", 12), "waits forever"),
-    Fault("one ring for both warpgroups", lambda o: set_number(pipe_of(o, 3), "groups", 1), "has group = 1"),
+    Fault("fewer arrivals fill P", lambda o: set_number(pipe_of(o, 6), "fills", 2), "brings 4 arrivals to a slot|waits forever"),
+    Fault("more arrivals fill P", lambda o: set_number(pipe_of(o, 6), "fills", 12), "waits forever"),
+    Fault("one ring for both warpgroups", lambda o: set_number(pipe_of(o, 4), "groups", 1), "has group = 1"),
     Fault("the other block's turn", lambda o: set_number(with_group(o, 0), "group", 1), "."),
     Fault("scores start full", lambda o: set_number(o.all("state", role="compute")[-1], "phase", 1), "touches columns|waits forever|fills"),
     Fault("the same block twice", lambda o: set_number(o.all("tcgen05_mma")[0], "block", 1), "that nothing has read|nothing was written"),
@@ -117,10 +144,10 @@ FAULTS = [
     Fault("its address over a barrier", lambda o: set_number(o["tmem_alloc"], "word", 0), "share no bytes with anything"),
     Fault("addressed too early", lambda o: o["tmem"].move_before(o["init_barriers"]), "stands before warp.init_barriers"),
     Fault("freed too early", lambda o: o["tmem_free"].move_before(o["role"]), "is not given back once, behind all roles"),
-    Fault("rows in quads", lambda o: set_text(o.all("role")[2], "layout", "quads"), "stands in a role of layout|holds 256 rows"),
+    Fault("rows in quads", lambda o: set_text(o.all("role")[3], "layout", "quads"), "stands in a role of layout|holds 256 rows"),
     Fault("registers that differ", lambda o: set_number(o.all("role")[1], "registers", 56), "but its warpgroup 0 has 32"),
     Fault("commits to nobody", lambda o: set_text(o["tcgen05_commit"], "barrier", "empty"), "."),
-    Fault("two issuers", lambda o: set_number(o.all("role")[1], "active", 2), "is done by 2 threads"),
+    Fault("two who store", lambda o: set_number(o.all("role")[2], "active", 2), "is done by 2 threads"),
     Fault("all threads multiply", lambda o: o["tcgen05_mma"].move_before(o["tcgen05_mma"].parent), "is done by all threads"),
     Fault("no factor passed on", lambda o: o["post"].erase(), "takes a row vector that nobody passed on"),
     Fault("a factor for nobody to wait for", lambda o: o.all("wait", role="correct")[0].erase(), "."),
