@@ -16,7 +16,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
-from .register_pressure import MAP_COLUMNS
+from .register_pressure import MAP_COLUMNS, columns_at_a_time
 from .role_loops import index_constant, less, operations_within
 from .role_ops import RULES, Role, i64, is_load, is_row, is_staged, location_of
 from .schedule import Slot, is_scalar_op
@@ -327,8 +327,9 @@ class _TmemRole(Role):
         if space_of(op.out.type) == "reg" and list(last.operation.operands) == [source.arguments[0]] and len(op.inputs) == 1:
             warp_tmem.TmemLoadOp(target=self.fragment(op.out), source=self.storage(op.inputs[0]), loc=op.location)
             return
+        columns = columns_at_a_time(op, self.kernel.compute_registers, self.chunk)
         new = warp_tmem.TmemMapOp(
-            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=i64(self.chunk),
+            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=i64(columns),
             reader=self._reader(op, *[v for v in op.inputs if is_row(v)]), loc=op.location,
         )  # fmt: skip
         self.copy_region(op, new, env)
