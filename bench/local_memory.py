@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
 """What each kernel of sm_100a has on the stack, and which accesses to local memory lie inside a loop.
 
-    local_memory.py [--direction bwd|fwd] [--out RESULT.json] [--example NAME]... [--head-dim D[,DV]]... [--mode plain|deterministic]
-                    [--set PASS.OPTION=VALUE]... [--jobs N]
+    local_memory.py --direction bwd|fwd [--only BEGINNING]... [--out RESULT.json] [--seconds S] [--list]
 
-Compiles every example, and for the forward a captured bias, at head dims 64, 96, 128, (192, 128) and 256, the backward plain and
-deterministic; reads registers and stack from the cubin and LDL and STL from its disassembly. A loop is a natural one: a branch back to an
-instruction that dominates it, and all that reaches the branch from there. Exits 1 where a kernel has an access inside a loop, or more than
+Compiles the kernels of `emulator_matrix.py`, and what it leaves out: the other examples, and the backward at head dim 256. Reads registers
+and stack from the cubin and LDL and STL from its disassembly. A loop is a natural one: a branch back to an instruction that dominates it,
+and all that reaches the branch from there. Each is compiled in a process of its own, one after the other, and the record written behind
+each; run again, only sources that the record does not hold are compiled. Exits 1 where a kernel has an access inside a loop, or more than
 16 bytes of stack. No GPU is needed.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import datetime
+import hashlib
 import json
+import multiprocessing
 import pathlib
 import re
 import subprocess
@@ -25,19 +26,17 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from emulator_matrix import text_of  # noqa: E402
+from emulator_matrix import HEAD_DIMS, VARIANTS, Kernel, matrix, text_of  # noqa: E402
 
 from fa4c.ir.diagnostics import Diagnostic  # noqa: E402
 from fa4c.lowering import build, cute_source, sass  # noqa: E402
 from fa4c.lowering.compile import lowered  # noqa: E402
 from fa4c.lowering.cubin import resources  # noqa: E402
 
-HEAD_DIMS = ("64", "96", "128", "192,128", "256")
 MOST_OUTSIDE = 16  # bytes of stack that a kernel may have outside of its loops
 _LABEL = re.compile(r"^\s*(\.L_x?_?\w+):")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*?)\s*(?:\(\*.*)?;")
 _TARGET = re.compile(r"`\((\.L_x?_?\w+)\)")
-_KNOWN: dict[str, dict] = {}  # source without its name -> what was found
 
 
 def local_accesses(text: str) -> dict[str, dict[str, list[str]]]:
@@ -118,65 +117,104 @@ def _dominators(after: list[list[int]]) -> tuple[dict[int, set[int]], dict[int, 
     return dominators, before
 
 
-def measured(direction: str, example: str, head_dim: str, mode: str, overrides: tuple) -> list[dict]:
-    """A row for each kernel; one row that says why where it is refused."""
-    dims = [int(d) for d in head_dim.split(",")]
-    what = {"example": example, "head_dim": head_dim, "mode": mode}
-    options = dict(target="sm_100a", direction=direction, deterministic=mode == "deterministic", overrides=overrides)
+def cases(direction: str) -> list[Kernel]:
+    """The matrix; then the other examples and what the matrix has no place for, alone and, where sums of CTAs meet, in a fixed order."""
+    more = sorted({path.stem for path in (ROOT / "examples").glob("*.mlir")} - set(VARIANTS))
+    more = [Kernel(direction, variant, head_dim) for head_dim in HEAD_DIMS for variant in more]
+    if direction == "bwd":
+        more += [Kernel(direction, variant, HEAD_DIMS[-1]) for variant in VARIANTS]
+        more += [Kernel(k.direction, k.variant, k.head_dim, deterministic=True) for k in more]
+    return [*(k for k in matrix() if k.direction == direction), *more]
+
+
+def measured(case: Kernel, known: dict[str, dict]) -> list[dict]:
+    """A row for each kernel; one row that says why where it is refused. `known`: digest of a source -> its row."""
     try:
-        text = text_of(example) if example == "bias" else (ROOT / "examples" / f"{example}.mlir").read_text()
-        with lowered(text, f"{example}.mlir", head_dim=(dims[0], dims[-1]), **options) as result:
+        with lowered(text_of(case.variant), f"{case.variant}.mlir", **case.options) as result:
             sources = cute_source.emit(result.module)
     except Diagnostic as refused:
-        return [{**what, "refused": str(refused).splitlines()[0]}]
-    return [{**what, "kernel": name, **_of_kernel(source, name)} for name, source in sources.items()]
+        return [{"case": str(case), "refused": str(refused).splitlines()[0]}]
+    return [{"case": str(case), "kernel": name, **_of_kernel(source, name, known)} for name, source in sources.items()]
 
 
-def _of_kernel(source: str, name: str) -> dict:
+def _of_kernel(source: str, name: str, known: dict[str, dict]) -> dict:
     """Kernels that differ in their name and in comments alone are compiled once."""
-    key = re.sub(r"#.*", "", source.replace(name, "kernel"))
-    if key not in _KNOWN:
+    text = re.sub(r"#.*", "", source.replace(name, "kernel")) + build.import_dsl().__version__
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if digest not in known:
         data = build.build(source, name, "sm_100a").cubin
         (used,), (accesses,) = resources(data).values(), local_accesses(sass.disassemble(data)).values()
-        _KNOWN[key] = {"registers": used.registers, "stack_bytes": used.stack_bytes, "local_bytes": used.local_bytes, **accesses}
-    return _KNOWN[key]
+        known[digest] = {"registers": used.registers, "stack_bytes": used.stack_bytes, "local_bytes": used.local_bytes, **accesses}
+    return {"source": digest, **known[digest]}
+
+
+def _in_a_process(case: Kernel, known: dict[str, dict]) -> list[dict]:
+    """`measured` in a process that is gone afterwards, with what the compiler leaves in memory; a row that says so where it died."""
+    context = multiprocessing.get_context("fork")  # the modules are there already, and no MLIR context is
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: sender.send(measured(case, known)))
+    child.start()
+    sender.close()
+    try:
+        rows = receiver.recv()
+    except EOFError:
+        rows = None
+    child.join()
+    return rows or [{"case": str(case), "died": f"exit status {child.exitcode}"}]
+
+
+def is_bad(row: dict) -> bool:
+    return "died" in row or ("refused" not in row and (bool(row["inside"]) or row["stack_bytes"] > MOST_OUTSIDE))
+
+
+def _text(row: dict) -> str:
+    said = row.get("refused") or row.get("died") or (
+        f"{row['kernel']}: {row['registers']} registers, {row['stack_bytes']} bytes of stack, local accesses inside loops "
+        f"{len(row['inside'])}, outside {len(row['outside'])}"
+    )
+    return f"{row['case']} {said}{'  <--' if is_bad(row) else ''}"
+
+
+def _write(file: pathlib.Path, direction: str, rows: list[dict]) -> None:
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    record = {"what": f"stack and local accesses of the {direction} kernels of sm_100a, see bench/local_memory.py", "commit": commit,
+              "date": datetime.date.today().isoformat(), "most_bytes_outside_loops": MOST_OUTSIDE}
+    listed = ",\n".join("  " + json.dumps(row) for row in rows)
+    file.write_text(json.dumps(record, indent=1)[:-2] + f',\n "kernels": [\n{listed}\n ]\n}}\n', encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--direction", choices=("fwd", "bwd"), default="bwd")
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--example", action="append")
-    parser.add_argument("--head-dim", action="append")
-    parser.add_argument("--mode", action="append", choices=("plain", "deterministic"))
-    parser.add_argument("--set", action="append", default=[], metavar="PASS.OPTION=VALUE")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--direction", choices=("fwd", "bwd"), required=True)
+    parser.add_argument("--only", action="append", metavar="BEGINNING", help="cases whose name begins so, as --list gives it")
+    parser.add_argument("--out", type=pathlib.Path, help="the record; what it holds of the same sources is not compiled again")
+    parser.add_argument("--seconds", type=float, default=1e9, metavar="S", help="begin no case after so many")
+    parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
-    overrides = tuple((*key.rsplit(".", 1), value) for key, _, value in (text.partition("=") for text in args.set))
-    examples = args.example or sorted(path.stem for path in (ROOT / "examples").glob("*.mlir"))
-    examples += ["bias"] if args.direction == "fwd" and not args.example else []
-    modes = args.mode or (("plain", "deterministic") if args.direction == "bwd" else ("plain",))
-    cases = [(args.direction, e, d, m, overrides) for m in modes for d in args.head_dim or HEAD_DIMS for e in examples]
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    record = {"what": f"stack and local accesses of the {args.direction} kernels of sm_100a, see bench/local_memory.py", "commit": commit,
-              "date": datetime.date.today().isoformat(), "options": args.set, "most_bytes_outside_loops": MOST_OUTSIDE, "kernels": []}
-    start, bad = time.time(), 0
-    with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
-        for rows in pool.map(measured, *zip(*cases, strict=True)):
-            for row in rows:
-                wrong = "refused" not in row and (bool(row["inside"]) or row["stack_bytes"] > MOST_OUTSIDE)
-                bad += wrong
-                said = row.get("refused") or (
-                    f"{row['kernel']}: {row['registers']} registers, {row['stack_bytes']} bytes of stack, local accesses inside loops "
-                    f"{len(row['inside'])}, outside {len(row['outside'])}"
-                )
-                print(f"{row['example']} {row['head_dim']} {row['mode']} {said}{'  <--' if wrong else ''}", flush=True)
-            record["kernels"] += rows
-            if args.out:
-                args.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{len(record['kernels'])} kernels, {bad} beyond the limits, {time.time() - start:.0f} s", file=sys.stderr)
-    sys.exit(1 if bad else 0)
+    chosen = [case for case in cases(args.direction) if str(case).startswith(tuple(args.only or [""]))]
+    if args.list:
+        print("\n".join(map(str, chosen)))
+        return
+    old = json.loads(args.out.read_text(encoding="utf-8"))["kernels"] if args.out and args.out.exists() else []
+    facts = ("registers", "stack_bytes", "local_bytes", "inside", "outside")
+    known = {row["source"]: {key: row[key] for key in facts} for row in old if "source" in row}
+    build.import_dsl()
+    start, rows, done = time.time(), [], set()
+    for case in chosen:
+        if time.time() - start > args.seconds:
+            break
+        found = _in_a_process(case, known)
+        known.update((row["source"], {key: row[key] for key in facts}) for row in found if "source" in row)
+        print("\n".join(map(_text, found)), flush=True)
+        rows += found
+        done.add(str(case))
+        if args.out:  # what an earlier run found of others is kept
+            _write(args.out, args.direction, rows + [row for row in old if row.get("case") not in done])
+    bad = sum(map(is_bad, rows))
+    print(f"{len(rows)} kernels of {len(done)} cases, {bad} beyond the limits, {len(chosen) - len(done)} cases not begun, "
+          f"{time.time() - start:.0f} s", file=sys.stderr)
+    sys.exit(1 if bad or len(done) < len(chosen) else 0)
 
 
 if __name__ == "__main__":

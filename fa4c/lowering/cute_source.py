@@ -18,6 +18,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
 from ..ir.tile import space_of
 from ..ir.tile_base import nested_in, nested_operations
+from ..ir.warp import bits_of
 from . import parameters
 from .cute_maps import MapRules
 from .cute_tiles import TileRules
@@ -31,7 +32,7 @@ _RESERVED = (
     "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t cta_rank row0 col0 r g c kk lane OperandMajorMode "
     "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element read_exclusive write_element "
     "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
-    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_at store_row load_row warp_sum "
+    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_at store_row load_row warp_sum read_if_inside "
     "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair max3 add_exponent llvm nvvm pair_barrier send_row arrive_at_leader hold"
 ).split()
 
@@ -53,7 +54,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.names = Names(_RESERVED)
         self.values = {}  # SSA value -> Python expression
         self.top = Lines(1)
-        self.role = None
+        self.role, self.row0 = None, "row0"
         self.held = {}  # condition -> the register that holds it
         self.packed = target.fp32_packed  # fp32 operations of one instruction
         self.max_inputs = target.max_inputs
@@ -166,7 +167,9 @@ class _Kernel(TileRules, TmemRules, MapRules):
             terms.append(f"({self.operand(coord)}, {self._size(tensor, axis)}, {self.parameter_name[('stride', tensor, axis)]})")
         listing = ", ".join(terms) + ("," if len(terms) == 1 else "")
         pointer = self.parameter_name[("pointer", tensor)]
-        read = "read_exclusive(" if op.exclusive.value else f"read_element({dsl_type(op.out.type)}, "
+        own_row = self.role is not None and self.layout.rows == 128 and bool(terms)  # then a map loads many of them
+        read = "read_if_inside" if own_row and bits_of(op.out.type) == 32 else "read_element"
+        read = "read_exclusive(" if op.exclusive.value else f"{read}({dsl_type(op.out.type)}, "
         self._assign(op.out, f"{read}{pointer}, ({listing}))", "x")
 
     def _size(self, tensor, axis) -> str:
@@ -280,10 +283,20 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.values[body.arguments[0]] = name
         step_text = "" if step == "1" else f", {step}"
         held = self._hold_conditions(body)
-        with self.top.block(f"for {name} in cutlass.range({lower}, {upper}{step_text}, unroll=1):"):
+        with self.top.block(f"for {name} in cutlass.range({lower}, {upper}{step_text}, unroll=1):"), self._own_row(body):
             self.block(body)
         for cond in held:
             del self.held[cond]
+
+    @contextlib.contextmanager
+    def _own_row(self, body):
+        """In a loop around others, what a thread's row leads to is found where it is used, and not kept in registers through those."""
+        outer, warps = self.row0, list(self.role.warps)
+        if self.layout.rows == 128 and any(op.operation.name == "scf.for" for op in nested_in(body)):
+            self.row0 = self.names.fresh("row0")
+            self.top(f"{self.row0} = {self.layout.first_row(warps[0], len(warps))}")
+        yield
+        self.row0 = outer
 
     def _hold_conditions(self, body) -> list:
         """Conditions of a loop's guards that are known in front of it, each into a register: LLVM would compare again in every iteration,
@@ -293,7 +306,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         for op in nested_in(body) if self.layout.rows == 128 else ():
             if isinstance(op, warp.WhenOp) and space_of(op.cond.type) != "reg" and op.cond in self.values and op.cond not in self.held:
                 self.held[op.cond] = self.names.fresh("held")
-                self.top(f"{self.held[op.cond]} = hold({self.operand(op.cond)})")
+                self.top(f"{self.held[op.cond]} = hold(select(Int32, {self.operand(op.cond)}, 1, 0))")
                 found.append(op.cond)
         return found
 
@@ -316,7 +329,8 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.values[op.body.blocks[0].arguments[0]] = tile_name
         self.top(comment(op))
         with self.top.block(f"while {tile_name} < {self.operand(op.tiles)}:"):
-            self.block(op.body.blocks[0])
+            with self._own_row(op.body.blocks[0]):
+                self.block(op.body.blocks[0])
             if op.queue is not None:
                 self.top(f"cute.arch.mbarrier_wait({empty}, {phase})")
                 with self.top.block("if prims.elect_sync():"):

@@ -267,7 +267,7 @@ class TileRules:
 
     def store_first_row(self, op) -> None:
         pointer = self.parameter_name[("pointer", op.target)]
-        with self.top.block(f"if (row0 == 0) & {'' if self.layout.rows == 128 else '(t % 4 == 0) & '}({pointer} != 0):"):
+        with self.top.block(f"if ({self.row0} == 0) & {'' if self.layout.rows == 128 else '(t % 4 == 0) & '}({pointer} != 0):"):
             self.top(f"write_element({dsl_type(op.target.type.element_type)}, {pointer}, Int64(0), {self.operand(op.source)}[0])")
 
     def global_add(self, op) -> None:
@@ -322,7 +322,7 @@ class TileRules:
         """Row and column of a thread's first element, in the tile."""
         shares = self._shares(kind)
         if shares == 1:
-            return "row0", "col0"
+            return self.row0, "col0"
         row0 = self._declare("row0_shared", lambda name: [f"{name} = row0 - wg * 64"], "row0_shared")
         return row0, f"col0 + wg * {kind.shape[1] // shares}"
 

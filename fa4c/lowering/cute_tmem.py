@@ -199,7 +199,7 @@ class TmemRules:
         with self.unrolled("r", *((0, count, step) if step > 1 else (count,))) as r:
             elements = [r, f"({r} + 1)"][:step]
             texts = {a: [text(value, e) for e in elements] for a, value in zip(arguments, op.inputs, strict=False)}
-            texts[arguments[-2]] = ["row0"] * step
+            texts[arguments[-2]] = [self.row0] * step
             texts[arguments[-1]] = [column(e) for e in elements]
             self.map_elements(body, elements, texts, store)
 
@@ -217,7 +217,7 @@ class TmemRules:
     def _store_row(self, buffer, place: str, source: str, first: int, columns: int, column: int = 0) -> None:
         """This thread's row of a buffer, from `column` on = source[first ... first + columns]."""
         rows, swizzle = buffer.type.shape[1], buffer.owner.opview.swizzle.value
-        self.top(f"store_row({place}, row0, {source}, {first}, {columns}, {rows}, {swizzle}{f', {column}' if column else ''})")
+        self.top(f"store_row({place}, {self.row0}, {source}, {first}, {columns}, {rows}, {swizzle}{f', {column}' if column else ''})")
 
     def row_box(self, op) -> None:
         kind = op.out.type
@@ -228,18 +228,18 @@ class TmemRules:
 
     def post(self, op) -> None:
         self.top(comment(op))
-        self.top(f"{self.operand(op.box)}[row0] = {self.operand(op.source)}[0]")
+        self.top(f"{self.operand(op.box)}[{self.row0}] = {self.operand(op.source)}[0]")
 
     def fetch(self, op) -> None:
         self.top(comment(op))
-        self.top(f"{self.operand(op.target)}[0] = {self.operand(op.box)}[row0]")
+        self.top(f"{self.operand(op.target)}[0] = {self.operand(op.box)}[{self.row0}]")
 
     def _exchange_rows(self, op, place: str, rows: int, columns: int) -> None:
         """This CTA's half of a row into its own buffer, the other half into the peer's; in both to the rows that are this CTA's."""
         span = op.buffer.owner.opview.swizzle.value
         for rank in range(2):
             with self.top.block(f"if cta_rank == {rank}:"):
-                row = f"row0 + {rank * rows // 2}" if rank else "row0"
+                row = f"{self.row0} + {rank * rows // 2}" if rank else self.row0
                 self.top(f"store_row({place}, {row}, {self.operand(op.source)}, {rank * columns}, {columns}, {rows}, {span})")
                 self.top(f"send_row({place}, {1 - rank}, {row}, {self.operand(op.source)}, {(1 - rank) * columns}, {columns}, {rows}, {span})")
 
@@ -251,7 +251,7 @@ class TmemRules:
             self.store_first_row(op)
             return
         row = self.names.fresh("row")
-        self.top(f"{row} = {coords[-1]} + row0")
+        self.top(f"{row} = {coords[-1]} + {self.row0}")
         terms = [f"Int64({c}) * {self.parameter_name[('stride', target, axis)]}" for axis, c in enumerate([*coords[:-1], row])]
         pointer = self.parameter_name[("pointer", target)]
         with self.top.block(f"if ({row} < {self._size(target, rank - 1)}) & ({pointer} != 0):"):

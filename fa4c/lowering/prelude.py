@@ -24,9 +24,9 @@ def select(kind, condition, a, b):
     return kind(select_(condition, kind(a), kind(b)))
 ''',
     "hold": '''
-def hold(condition):
-    """1 or 0 in a register, of which the compiler does not know how it came about."""
-    return prims.inline_ptx("mov.b32 $0, $1;", write_only_types=[Int32], read_only_args=[select(Int32, condition, 1, 0)])
+def hold(number):
+    """A number of 32 bits in a register, of which the compiler does not know how it came about."""
+    return prims.inline_ptx("mov.b32 $0, $1;", write_only_types=[Int32], read_only_args=[number])
 ''',
     "truncated_div": '''
 def truncated_div(a, b):
@@ -168,10 +168,10 @@ def warp_rows_sum(x):
 }
 _HELPERS.update(TMEM_HELPERS)
 _NEEDS = {
-    "hold": ["select"],
     "truncated_div": ["select"],
     "read_element": ["select"],
     "read_exclusive": ["select"],
+    "read_if_inside": ["select"],
     "exchange_if": ["select"],
     "store_pair": ["select"],
     "tmem_load": ["tmem_pieces"],

@@ -112,6 +112,19 @@ def max3(a, b, c):
     """The maximum of three by one instruction."""
     return Float32(nvvm.fmax(*(Float32(x).ir_value() for x in (a, b)), c=Float32(c).ir_value()))
 ''',
+    "read_if_inside": '''
+def read_if_inside(kind, address: Int64, axes):
+    """`read_element` of 32 bits by a load that is left out where it is out of bounds: nothing has to be kept until it comes in."""
+    inside, offset = True, Int64(0)
+    for coordinate, size, stride in axes:
+        coordinate = cutlass.Uint32(coordinate)
+        inside = (coordinate < cutlass.Uint32(size)) & inside
+        offset = offset + Int64(coordinate) * stride
+    operands = [Int64(address + offset * 4).ir_value(), select(Int32, inside, 1, 0).ir_value()]
+    text = "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1]; }"
+    word = llvm.inline_asm(Int32.mlir_type, operands, text, "=&r,l,r", asm_dialect=llvm.AsmDialect.AD_ATT)
+    return Int32(word) if kind is Int32 else Int32(word).bitcast(kind)
+''',
     "add_pair": '''
 def add_pair(a, b):
     """Two sums by one instruction, as are those below."""

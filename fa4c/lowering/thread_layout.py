@@ -49,8 +49,12 @@ class Lanes:
     neighbours: bool = True
 
     def header(self, first_warp: int, warps: int) -> list[str]:
-        row0 = "t" if warps == 4 else f"tid - {32 * first_warp}"
-        return [f"row0 = {row0}", "lanes = warp % 4 << 21  # this warp's quarter of tensor memory's lanes"]
+        return [f"row0 = {self.first_row(first_warp, warps)}", "lanes = warp % 4 << 21  # this warp's quarter of tensor memory's lanes"]
+
+    def first_row(self, first_warp: int, warps: int) -> str:
+        """The thread's row, kept from what the compiler knows of other roles and of what is outside of a loop: it would form the addresses
+        that follow from it once for all of them, and keep them, one a register, through loops that do not use them."""
+        return f"hold({'t' if warps == 4 else f'tid - {32 * first_warp}'})"
 
     def elements(self, kind, warpgroups: int) -> int:
         return 1 if kind.rank == 1 else kind.shape[1]
@@ -62,7 +66,7 @@ class Lanes:
         return r
 
     def row(self, r: str, full_width: bool, row0: str) -> str:
-        return "row0"
+        return row0
 
     def column(self, r: str, full_width: bool, col0: str) -> str:
         return r

@@ -26,6 +26,21 @@ REGISTERS_A_WRITE = 28
 MAP_COLUMNS = 32  # that a map takes of tensor memory, or of column values in shared memory, at a time
 
 
+def columns_at_a_time(op, registers: int, most: int = MAP_COLUMNS) -> int:
+    """Of a map, a row a thread, that has so many registers: fewer where each element has a number of its own in global memory, which need
+    room beside the row of results; what the map reads makes room for results as they come."""
+    *_, row, column = op.body.blocks[0].arguments
+    depends, loads = {row: {row}, column: {column}}, []
+    for inner in op.body.blocks[0].operations:
+        found = set().union(*(depends.get(value, ()) for value in inner.operation.operands))
+        depends.update((result, found) for result in inner.operation.results)
+        loads += [inner] if isinstance(inner, tile.LoadElementOp) and len(found) == 2 else []
+    held = op.out.type.shape[1] * op.out.type.element_type.width // 32 if space_of(op.out.type) == "reg" else 0
+    while loads and most > 8 and most * len(loads) > registers - OTHER_REGISTERS - held:
+        most //= 2
+    return most
+
+
 def registers_passing(op) -> int:
     """Registers that a map holds for a few columns of what it reads and writes elsewhere, a row a thread."""
     if not isinstance(op, tile.MapOp) or op.cond is not None:

@@ -20,6 +20,8 @@ class RoleLoops:
     `carry(loop, numbers)` for those that are finished, `number_readers(loop, slots)`.
     """
 
+    counts_loops_around = True  # loops that hold others, by the number of the iteration; else by the loop's own index
+
     def __init__(self, keep):
         self.keep = keep
 
@@ -45,18 +47,17 @@ class RoleLoops:
         self.enter(op)
         self._hoist(body, env)
         with op.location:
-            count = self._trip_count(lower, upper, step)
             if any(o.operation.name == "scf.for" for o in body.operations):
-                self._nested_loop(op, count, lower, step, env)
+                self._nested_loop(op, lower, upper, step, env)
             else:
-                self._pipelined_loop(op, count, lower, step, env)
+                self._pipelined_loop(op, self._trip_count(lower, upper, step), lower, step, env)
 
     def _trip_count(self, lower, upper, step):
         if constant(lower) == 0 and constant(step) == 1:
             return upper
         return arith.CeilDivSIOp(arith.SubIOp(upper, lower).result, step).result
 
-    def _nested_loop(self, op, count, lower, step, env) -> None:
+    def _nested_loop(self, op, lower, upper, step, env) -> None:
         if any(slot.stage or slot.op.order is not None for slot in body_slots(op)):
             raise op_diagnostic(
                 op,
@@ -64,10 +65,14 @@ class RoleLoops:
                 why="only innermost loops can be pipelined",
                 fix="leave out its stages and orders",
             )
-        loop = scf.ForOp(index_constant(0), count, index_constant(1), loc=op.location)
+        counts, body = self.counts_loops_around, op.regions[0].blocks[0]
+        count = self._trip_count(lower, upper, step) if counts else None
+        bounds = (index_constant(0), count, index_constant(1)) if counts else (lower, upper, step)
+        loop = scf.ForOp(*bounds, loc=op.location)
         with ir.InsertionPoint(loop.body):
-            inner = self._iteration_env(op, loop.induction_variable, lower, step, env)
-            self.emit_block(op.regions[0].blocks[0], inner)
+            number = loop.induction_variable
+            inner = self._iteration_env(op, number, lower, step, env) if counts else {**env, body.arguments[0]: number}
+            self.emit_block(body, inner)
             self.carry(op, set(range(len(op.operation.results))))
             scf.YieldOp([])
 

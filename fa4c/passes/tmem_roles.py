@@ -17,7 +17,7 @@ from ..ir.mlir import arith, ir, scf
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
 from .handed_over import EPILOGUE
-from .register_pressure import MAP_COLUMNS
+from .register_pressure import MAP_COLUMNS, columns_at_a_time
 from .role_loops import index_constant, less, operations_within
 from .role_ops import RULES, Role, i64, is_load, is_row, is_staged, location_of
 from .schedule import Slot, is_scalar_op
@@ -27,9 +27,9 @@ from .warp_specialize import _Kernel, at_launch
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
 _ISSUE_REGISTERS, _MOST_ISSUE_REGISTERS = 48, 88  # of the warpgroup whose warps only issue copies and MMAs; if nobody else can take them
-# Beside a role that corrects: 16 columns, what they become and addresses fit 48 registers, issuing takes 22; 2 x (176 + 48) + 32 = 480:
+# Beside a role that corrects: 8 columns, what they become and addresses fit 40 registers, issuing takes 22; 2 x (184 + 40) + 32 = 480:
 # five warpgroups start with 96 registers a thread each, and setmaxnreg waits for ever for more than they start with
-_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 48, 16, 32
+_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 40, 8, 32
 _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
 
 
@@ -136,7 +136,7 @@ class TmemKernel(_Kernel):
         issue = _FEWER_ISSUE_REGISTERS if corrects else _ISSUE_REGISTERS
         there = threads // 128 * at_launch(self.target, threads) - _REDUCE_REGISTERS * self._reduces()
         share = (there - issue) // self.warpgroups - _CORRECT_REGISTERS * corrects
-        share = min(share // step * step, 240)
+        share = min(share, self.target.max_registers_per_thread) // step * step
         if corrects or self._reduces():  # with 80 beside a role that adds, ptxas puts what all roles know on the stack; with 48 it does not
             return share, issue
         launched = at_launch(self.target, threads)
@@ -231,6 +231,7 @@ class _TmemRole(Role):
 
     groups = (None,)  # each warpgroup's own
     chunk = MAP_COLUMNS
+    counts_loops_around = False  # the count would be one more number that is kept through the loops within
 
     def holds_fragments(self) -> bool:
         return self.name in (COMPUTE, REDUCE)
@@ -323,8 +324,9 @@ class _TmemRole(Role):
         if space_of(op.out.type) == "reg" and list(last.operation.operands) == [source.arguments[0]] and len(op.inputs) == 1:
             warp_tmem.TmemLoadOp(target=self.fragment(op.out), source=self.storage(op.inputs[0]), loc=op.location)
             return
+        columns = columns_at_a_time(op, self.kernel.compute_registers, self.chunk)
         new = warp_tmem.TmemMapOp(
-            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=i64(self.chunk),
+            target=self.storage(op.out), inputs=[self._source(op, v) for v in op.inputs], states=[], columns=i64(columns),
             reader=self._reader(op, *[v for v in op.inputs if is_row(v)]), loc=op.location,
         )  # fmt: skip
         self.copy_region(op, new, env)

@@ -37,7 +37,7 @@ def test_what_depends_on_the_row_too_is_loaded_by_each_thread():
         score=[["x", 0], ["index", "i"], ["index", "j"], ["load", "bias", 1, 2], ["add", 0, 3]], align="top_left",
         captures=[dict(name="bias", axes=["b", "hq"], dims=["m", "n"], dtype="f32", shape=[None, None])]))  # fmt: skip
     source = compile_text(text, "bias.mlir", target=TARGET, emit="cute")
-    assert "read_element(Float32, ptr_bias" in source and "shuffle_sync" not in source
+    assert "read_if_inside(Float32, ptr_bias" in source and "shuffle_sync" not in source
 
 
 SASS = """

@@ -7,7 +7,7 @@ import compiled
 import pytest
 
 sys.path.insert(0, str(compiled.ROOT / "bench"))
-from emulator_matrix import FIFO, SIZES, TILES, WRITERS, Kernel, matrix, of_ci, run, text_of  # noqa: E402
+from emulator_matrix import FIFO, SIZES, STACK, TILES, WRITERS, Kernel, matrix, of_ci, run, text_of  # noqa: E402
 
 CI = of_ci()
 
@@ -19,7 +19,10 @@ def loaded(kernel: Kernel):
 
 @pytest.mark.parametrize("kernel", CI, ids=str)
 def test_right_without_a_hazard(kernel):
-    found = run(loaded(kernel), kernel.sizes[CI[kernel]], FIFO)
+    """And no more on the stack than may be; bench/local_memory.py says what, and whether a loop uses it."""
+    artifact = loaded(kernel)
+    assert {name: k["stack_bytes"] for name, k in artifact.manifest["kernels"].items() if k["stack_bytes"] > STACK} == {}
+    found = run(artifact, kernel.sizes[CI[kernel]], FIFO)
     assert found["ok"], found
 
 
