@@ -147,7 +147,6 @@ class _Program:
 
     def __init__(self, kernel, role_of, boxes):
         block = kernel.body.blocks[0]
-        self.scenarios = [(trips, list(tmem_tiles.events(block, turns=turns, trips=trips))) for turns, trips in _SCENARIOS]
         self.of = {**tmem_tiles.tiles_by_value(kernel), **_written_operands(kernel)}
         self.role_of = functools.cache(role_of)
         self.accesses = functools.cache(self._accesses)
@@ -157,6 +156,12 @@ class _Program:
         for box in boxes:
             for op in [box.writer, *box.readers]:
                 self._boxed[op].append((box, op == box.writer, op != box.writer))
+        self.scenarios = [(trips, self._events(block, turns, trips)) for turns, trips in _SCENARIOS]
+
+    def _events(self, block, turns: int, trips: int) -> list[tuple]:
+        """What happens to tiles and boxes, and where loops begin and end: links lie between these, and what else runs changes nothing."""
+        events = tmem_tiles.events(block, turns=turns, trips=trips)
+        return [event for event in events if event[2] in ("enter", "leave") or self.accesses(event[0])]
 
     def _accesses(self, op) -> list[tuple]:
         """(tile or box, whether it is written, whether what was there is read)"""
