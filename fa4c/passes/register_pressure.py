@@ -26,9 +26,21 @@ REGISTERS_A_WRITE = 28
 MAP_COLUMNS = 32  # that a map takes of tensor memory, or of column values in shared memory, at a time
 
 
+# Functions of one instruction; others take several, whose values wait for each other (tanh: a power of 2, a sum, a quotient, a difference).
+_OF_ONE_STEP = {"math.exp2", "math.log2", "math.fma", "math.absf", "math.sqrt", "math.rsqrt"}
+
+
+def has_long_function(op) -> bool:
+    """Whether a map has a function of several instructions."""
+    names = {inner.operation.name for inner in op.body.blocks[0].operations}
+    return any(name.startswith("math.") for name in names - _OF_ONE_STEP)
+
+
 def columns_at_a_time(op, registers: int, most: int = MAP_COLUMNS) -> int:
-    """Of a map, a row a thread, that has so many registers: fewer where each element has a number of its own in global memory, which need
-    room beside the row of results; what the map reads makes room for results as they come."""
+    """Of a map, a row a thread, that has so many registers: half as many where a function has several steps, and fewer where each element
+    has a number of its own in global memory, which need room beside the row of results; what the map reads makes room for results as they
+    come."""
+    most = most // 2 if has_long_function(op) else most
     *_, row, column = op.body.blocks[0].arguments
     depends, loads = {row: {row}, column: {column}}, []
     for inner in op.body.blocks[0].operations:

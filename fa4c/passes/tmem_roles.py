@@ -17,7 +17,7 @@ from ..ir.mlir import arith, ir, scf
 from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
 from .handed_over import EPILOGUE
-from .register_pressure import MAP_COLUMNS, columns_at_a_time
+from .register_pressure import MAP_COLUMNS, columns_at_a_time, has_long_function
 from .role_loops import index_constant, less, operations_within
 from .role_ops import RULES, Role, i64, is_load, is_row, is_staged, location_of
 from .schedule import Slot, is_scalar_op
@@ -27,9 +27,10 @@ from .warp_specialize import _Kernel, at_launch
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
 _ISSUE_REGISTERS, _MOST_ISSUE_REGISTERS = 48, 88  # of the warpgroup whose warps only issue copies and MMAs; if nobody else can take them
-# Beside a role that corrects: 8 columns, what they become and addresses fit 40 registers, issuing takes 22; 2 x (184 + 40) + 32 = 480:
-# five warpgroups start with 96 registers a thread each, and setmaxnreg waits for ever for more than they start with
-_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 40, 8, 32
+# Beside a role that corrects: 8 columns, what they become and addresses fit 48 registers, and 40 where the function of a map takes several
+# steps, as ptxas needs 184 for it then; issuing takes 22. 2 x (176 + 48) + 32 = 480: five warpgroups start with 96 registers a thread each,
+# and setmaxnreg waits for ever for more than they start with
+_CORRECT_REGISTERS, _FEWER_CORRECT_REGISTERS, _CORRECT_CHUNK, _FEWER_ISSUE_REGISTERS = 48, 40, 8, 32
 _WORD = 1020  # byte of the i32 that the address of tensor memory goes to, behind the mbarriers
 
 
@@ -130,12 +131,17 @@ class TmemKernel(_Kernel):
     def _reduces(self) -> bool:
         return any(reduces(op) for op in self.all_ops)
 
+    @property
+    def correct_registers(self) -> int:
+        maps = [op for op in self.all_ops if isinstance(op, tile.MapOp)]
+        return _FEWER_CORRECT_REGISTERS if any(map(has_long_function, maps)) else _CORRECT_REGISTERS
+
     def _budgets(self) -> tuple[int, int]:
         threads, step = self._threads(), self.target.register_step
         corrects = self.corrections is not None
         issue = _FEWER_ISSUE_REGISTERS if corrects else _ISSUE_REGISTERS
         there = threads // 128 * at_launch(self.target, threads) - _REDUCE_REGISTERS * self._reduces()
-        share = (there - issue) // self.warpgroups - _CORRECT_REGISTERS * corrects
+        share = (there - issue) // self.warpgroups - self.correct_registers * corrects
         share = min(share, self.target.max_registers_per_thread) // step * step
         if corrects or self._reduces():  # with 80 beside a role that adds, ptxas puts what all roles know on the stack; with 48 it does not
             return share, issue
@@ -174,7 +180,7 @@ class TmemKernel(_Kernel):
         self._tmem_role(COMPUTE, 4, warps, self.compute_registers, _TmemRole)
         last = 4 + warps
         if self.corrections is not None:
-            self._tmem_role(CORRECT, last, warps, _CORRECT_REGISTERS, _Corrector)
+            self._tmem_role(CORRECT, last, warps, self.correct_registers, _Corrector)
             last += warps
         if self._reduces():
             self._tmem_role(REDUCE, last, 4, _REDUCE_REGISTERS, _TmemRole)

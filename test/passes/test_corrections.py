@@ -30,7 +30,7 @@ def roles(text: str) -> dict[str, tuple[int, int]]:
 
 def test_roles_and_registers():
     with_it, without = (level("warp", overrides=(("warp-specialize", "correction", choice),)) for choice in ("yes", "no"))
-    assert roles(with_it) == {"load": (1, 32), "mma": (1, 32), "epilogue": (2, 32), "compute": (8, 184), "correct": (8, 40)}
+    assert roles(with_it) == {"load": (1, 32), "mma": (1, 32), "epilogue": (2, 32), "compute": (8, 176), "correct": (8, 48)}
     assert roles(without) == {"load": (1, 56), "mma": (1, 56), "epilogue": (2, 56), "compute": (8, 224)}
     assert roles(level("warp")) == roles(with_it)
     assert with_it.count('"warp.post"') == with_it.count('"warp.fetch"') == 2  # the factor, and what divides O
