@@ -151,7 +151,7 @@ class _Sum:
         base = self._name(launch)
         arguments = list(self.kernel.body.blocks[0].arguments)
         across = [self._dim(host, value) for value in (z, y)]
-        row = self._dim(host, x.owner.operands[0] if not isinstance(x.owner, ir.Block) and x.owner.name == "arith.ceildivsi" else x)
+        row = self._dim(host, _divided(x))
         rows, parts, heads = (add_workspace(host, f"{base}_{what}", [name for name, _ in dims], _gmem(*(size for _, size in dims)))
                               for what, dims in (("rows", [*across, row]), ("parts", [*across, ("rows", _ROWS)]), ("heads", across)))
         self._start_anywhere(host, target)
@@ -174,7 +174,7 @@ class _Sum:
         if isinstance(owner, ir.Block) or owner.name != "tile.dim":
             raise op_diagnostic(self.add, "is made for a grid whose sizes are no sizes of a tensor",
                                 why="what each CTA adds is stored by its place in the grid",
-                                fix='give the launch sizes from "tile.dim", x one of them or its quotient by the rows of a CTA')
+                                fix='give the launch sizes from "tile.dim", x one of them or its quotient by the rows of a CTA, in whole pairs')
         return entry_of(host, owner.operands[0])["dims"][owner.attributes["axis"].value].value, None
 
     def _start_anywhere(self, host, target) -> None:
@@ -253,3 +253,16 @@ def _dims(*axes: int):
 def _behind(operation):
     operations = [op.operation for op in operation.block.operations]
     return operations[operations.index(operation) + 1] if operations[-1] != operation else operation.block
+
+
+def _divided(size):
+    """What CTAs divide among them: the size that their number is the quotient of, in whole pairs where it is rounded up to these."""
+    def made_by(value, name: str):
+        return value.owner if not isinstance(value.owner, ir.Block) and value.owner.name == name else None
+
+    product = made_by(size, "arith.muli")
+    pairs = product and made_by(product.operands[0], "arith.ceildivsi")
+    if pairs and pairs.operands[1] == product.operands[1]:
+        size = pairs.operands[0]
+    quotient = made_by(size, "arith.ceildivsi")
+    return quotient.operands[0] if quotient else size
