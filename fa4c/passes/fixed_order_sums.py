@@ -174,7 +174,8 @@ class _Sum:
         if isinstance(owner, ir.Block) or owner.name != "tile.dim":
             raise op_diagnostic(self.add, "is made for a grid whose sizes are no sizes of a tensor",
                                 why="what each CTA adds is stored by its place in the grid",
-                                fix='give the launch sizes from "tile.dim", x one of them or its quotient by the rows of a CTA, in whole pairs')
+                                fix='give the launch sizes from "tile.dim", x one of them or its quotient by the rows of a CTA, '
+                                    "in whole pairs")
         return entry_of(host, owner.operands[0])["dims"][owner.attributes["axis"].value].value, None
 
     def _start_anywhere(self, host, target) -> None:
