@@ -65,9 +65,10 @@ def _holds_something(entry) -> bool:
 
 
 def _given_to_launches(op) -> list:
-    """The tensors of launches in an operation, itself one of them or not."""
+    """The tensors of launches in an operation, itself one of them or not; launches are verified after this."""
     operations = [op, *(inner for region in op.operation.regions for inner in nested_operations(region))]
-    return [value for inner in operations if inner.operation.name == "tile.launch" for value in inner.tensors]
+    given = [value for inner in operations if inner.operation.name == "tile.launch" for value in inner.operation.operands]
+    return [value for value in given if not isinstance(value.type, ir.IndexType)]
 
 
 def _is_whole_choice(op, roles: dict, written: set) -> bool:

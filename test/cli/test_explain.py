@@ -21,7 +21,7 @@ def test_text_html_and_any_level(fa4c_cli, tmp_path):
     assert text == "" and "<h2>causal_fwd: tensor memory</h2>" in (tmp_path / "out.html").read_text()
     warp = fa4c_cli.ok("compile", CAUSAL, "--target", "sm_100a", "--emit", "warp")
     shown = fa4c_cli.ok("explain", "-", stdin=warp)
-    assert "mma               2,048  <- bound" in shown and "mma      1 of 3" in shown
+    assert "mma               2,048  <- bound" in shown and "mma       1 of 1" in shown and "epilogue  1 of 2" in shown
 
 
 def test_refusals(fa4c_cli):

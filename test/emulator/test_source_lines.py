@@ -87,13 +87,15 @@ def test_text_of_a_source_line():
     assert describe(SOURCE, "k.cute.py", 10) == "k.cute.py:10: x = y  (warp.map, a.mlir:3:3)"
 
 
-def test_without_the_compiler_the_report_says_why():
+def test_without_the_compiler_the_report_says_why(monkeypatch):
     pytest.importorskip("torch")
-    from fa4c.runtime.emulated import name_sources
+    from fa4c.runtime import emulated
+
+    monkeypatch.setattr(emulated, "rebuild", None)  # a command that another test ran in this process may have set it
 
     def notes(members):
         report = Report("k.ptx", "k", [Hazard("race", "m", (6,))])
-        name_sources(types.SimpleNamespace(members=members, target="sm_90a"), report)
+        emulated.name_sources(types.SimpleNamespace(members=members, target="sm_90a"), report)
         assert report.hazards[0].sources == ()
         return report.notes[0]
 
