@@ -94,7 +94,7 @@ def _tool_version(path: str) -> str:
 
 def _gpu() -> list[Finding]:
     """Driver and devices, asked of the driver itself so that a CPU build of torch does not hide a GPU."""
-    cost = "the cuda backend, `fa4c bench`; kernels still compile, and run by the emulator or the reference"
+    cost = "the cuda backend and `fa4c tune`; kernels still compile, and run by the emulator or the reference"
     nothing = [Finding("GPU", "", cost, "a machine with a GPU of one of `fa4c targets`"),
                Finding("NVIDIA driver", "", cost, "install the NVIDIA driver")]
     try:
