@@ -293,7 +293,8 @@ def _met_already(sync) -> bool:
 
 def _buffers_of_lanes(op) -> bool:
     """Whether each lane reads or writes shared memory for itself."""
-    return isinstance(op, (*PLAIN_READS, warp.StoreSharedOp)) or (isinstance(op, warp_tmem.TmemMapOp) and bool(op.rows))
+    kinds = (*PLAIN_READS, warp.StoreSharedOp, warp_tmem.PostOp, warp_tmem.FetchOp)
+    return isinstance(op, kinds) or (isinstance(op, warp_tmem.TmemMapOp) and bool(op.rows))
 
 
 def _bytes(buffer) -> int:

@@ -4,7 +4,10 @@ import re
 
 import pytest
 import warp_faults as wf
+from attn_program import Program
 from warp_faults import Fault, set_number, set_text
+
+from fa4c.lowering.compile import compile_text
 
 PLAIN = ("tile-persistent", "tile-lpt-grid")
 HAND_MADE = "warp/gemm_tmem.mlir"
@@ -25,6 +28,19 @@ def test_finds_nothing_in_what_the_passes_make(example):
 def test_finds_nothing_in_a_walk():
     text = wf.complete("causal.mlir", target="sm_100a", head_dim=(64, 64))
     assert "warp.walk" in text
+    assert wf.verdict(text) == ""
+
+
+def test_finds_nothing_where_two_sums_are_corrected():
+    """Each has a factor that lanes pass on through shared memory, so the lanes meet twice in a step."""
+    p = Program()
+    p.qkv()
+    p.arg("q2", "b hq", "m d"), p.arg("k2", "b hkv", "n d")
+    first, second = (p.output(p.softmax(p.scaled(s))[0]) for s in (p.scores(), p.scores("q2", "k2")))
+    p.result("o", p.map([first, second], lambda e, x, y: e.op("sub", x, y)), cast=True)
+    text = compile_text(p.text().replace("x8x", "x64x").replace("x6x", "x64x"), "two.mlir", emit="warp", target="sm_100a")
+    compute, correct = text.partition('sym_name = "compute"')[::2]
+    assert compute.count('"warp.post"') == correct.count('"warp.fetch"') == 2
     assert wf.verdict(text) == ""
 
 
