@@ -6,12 +6,13 @@ import compiled
 import pytest
 
 from fa4c.cli import compile as cli
+from fa4c.cli import run_backward
 from fa4c.explain import explain
 from fa4c.ir.context import new_context, parse_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.passes.pipelines import GENERATIONS, PIPELINES
 from fa4c.passes.registry import run_pipeline
-from fa4c.runtime import check, execute
+from fa4c.runtime import check, emulated, execute
 from fa4c.runtime.inputs import make_inputs
 
 CAUSAL = (compiled.EXAMPLES / "causal.mlir").read_text()
@@ -25,6 +26,18 @@ def test_right_in_the_emulator(generation):
     rows = check.check(kernel.manifest["semantics"], inputs, execute.execute(kernel, inputs, backend="emulator"))
     assert all(row.ok for row in rows), rows
     assert all(entry["local_bytes"] == 0 for entry in kernel.manifest["kernels"].values())
+
+
+def test_the_backward_of_one_role_is_right():
+    """fa3's is the standard one of its target."""
+    kernel = compiled.loaded("causal.mlir", generation="fa2", direction="bwd", head_dim=(64, 64))
+    program, sizes = run_backward.of_artifact(kernel, "bwd"), dict(b=1, hq=2, hkv=1, m=150, n=200)
+    inputs, more = make_inputs(program.semantics, sizes, 0, "cpu"), run_backward.arriving(program, sizes, 0, {}, "cpu")
+    more |= run_backward.stored(program, inputs, more, {})
+    found, reports = emulated.run_reported(kernel, {**inputs, **more}, ["dq", "dk", "dv"], schedule="random")
+    assert all(report.ok for report in reports) and GENERATIONS["fa3"]["sm_90a", "bwd"] == PIPELINES["sm_90a", "bwd"]
+    rows = run_backward.check(program, inputs, more, found)
+    assert len(rows) == 6 and all(row.ok for row in rows), rows
 
 
 def test_fa4_is_what_its_target_does_now():
