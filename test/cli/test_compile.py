@@ -5,6 +5,9 @@ import re
 
 import pytest
 
+from fa4c.passes.pipeline_text import parse
+from fa4c.passes.pipelines import pipeline
+
 LEVELS = ("attn", "tile", "warp")
 needs_dsl = pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="nvidia-cutlass-dsl is not installed")
 
@@ -80,6 +83,26 @@ def test_print_ir_shows_what_changed(fa4c_cli, examples):
     assert "@@ line" in shown["tile-pipeline"] and ", causal_fwd" in shown["tile-pipeline"] and len(come) == len(go) > 5
     assert all("order = " in line for line in come) and not any("order = " in line for line in go)
     assert not re.search(r"^[+-] +%\d+ = arith", shown["tile-pipeline"], re.MULTILINE)
+
+
+def test_print_ir_of_a_backward_in_tensor_memory(fa4c_cli, examples):
+    """Each pass of the pipeline by name, with what it is there for: GEMMs, transposed ones, places in tensor memory, order, columns."""
+    command = ("compile", examples / "causal.mlir", "--target", "sm_100a", "--direction", "bwd", "--emit", "warp", "--print-ir-after-all")
+    done = fa4c_cli(*command, "--set", "tile-split-2cta.ctas=2", "--set", "attn-to-tile.alike=2")
+    shown = dict(re.findall(r"// -----// IR after ([\w-]+).* //----- // (.*\n?(?:(?!// -----).*\n)*)", done.stderr))
+    assert list(shown) == [item.name for item in parse(pipeline("sm_100a", "bwd"))]
+    assert shown["attn-derive-backward"].count('"attn.gemm"') == 5
+    for name, comes, goes in (
+        ("attn-transpose-recompute", '"attn.gemm"(%k, %q) {transpose_b', '"attn.gemm"(%q, %k) {transpose_b'),
+        ("tile-split-2cta", '"tile.cta_rank"()', None), ("tile-split-2cta", "ctas = 2 : i64", None),
+        ("tile-insert-dsmem-exchange", '"tile.exchange"(', '"tile.to_shared"('),
+        ("tile-accumulate-in-tmem", "#tile.tmem<-1 : i64>", None), ("tile-pipeline", "order = ", None),
+        ("tile-alias-tmem", "#tile.tmem<0 : i64>", "#tile.tmem<-1 : i64>"), ("tile-alias-tmem", "after = array<i64:", None),
+        ("warp-insert-barriers", '"warp.tcgen05_commit"(', '"warp.signal"('),
+    ):  # fmt: skip
+        come, go = (re.findall(rf"^[{sign}] .*", shown[name], re.MULTILINE) for sign in "+-")
+        assert any(comes in line for line in come) and not any(comes in line for line in go), (name, comes)
+        assert goes is None or any(goes in line for line in go), (name, goes)
 
 
 def test_a_pipeline_that_does_not_reach_the_warp_level(fa4c_cli, examples):
