@@ -4,6 +4,7 @@ Each check is a function from source to complaints, tried on a line that breaks 
 """
 
 import ast
+import dataclasses
 import pathlib
 import re
 import subprocess
@@ -217,6 +218,18 @@ def test_targets_are_frozen_and_overridden_only_within():
         targets.get("sm_90a").mufu = 2
     with pytest.raises(TypeError), targets.override("sm_90a", mufo=1):
         pass
+
+
+def unread(fields: set[str], code: list[str]) -> set[str]:
+    return fields - {node.attr for source in code for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+
+
+def test_every_number_of_a_target_is_read():
+    """Else changing it there would change nothing. `l2_bytes` and `num_sms` are read by the name that `tile.device` gives."""
+    code = [path.read_text() for path in sources() if not dotted(path).startswith("fa4c.targets")]
+    assert unread({"mufu", "mufo"}, code) == {"mufo"}
+    fields = {field.name for kind in (targets.Target, targets.Mma) for field in dataclasses.fields(kind)}
+    assert unread(fields, code) <= {"l2_bytes", "num_sms"}
 
 
 def test_a_module_names_its_target():

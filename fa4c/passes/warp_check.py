@@ -264,7 +264,7 @@ class _Static:
         )
 
     def _named_barriers(self) -> None:
-        """No barrier serves two purposes, and none is numbered past 15."""
+        """No barrier serves two purposes, and none is one that the target does not have."""
         uses: dict[int, tuple] = {}
         for role in self._of(warp.RoleOp):
             for op in nested_operations(role.body):
@@ -275,9 +275,10 @@ class _Static:
                 count = groups if turn or op.scope.value == "warpgroup" else 1
                 purpose = (role.sym_name.value, "turns" if turn else op.scope.value, op.id.value)
                 for number in range(op.id.value, op.id.value + count):
-                    if number > 15:
+                    if number >= self.target.named_barriers:
                         raise op_diagnostic(
-                            op, f"takes named barriers {op.id.value} to {op.id.value + count - 1}", why="there are 15", fix="use a lower id"
+                            op, f"takes named barriers {op.id.value} to {op.id.value + count - 1}",
+                            why=f"there are {self.target.named_barriers - 1}", fix="use a lower id",
                         )
                     other = uses.setdefault(number, purpose)
                     if other != purpose:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .. import targets
 from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import ir
@@ -37,9 +38,10 @@ from .shared_exchange import order_exchanges
 
 @register_pass("warp-insert-barriers")
 def warp_insert_barriers(module: ir.Module) -> None:
+    target = targets.of(module)
     for op in module.body.operations:
         if isinstance(op, warp.KernelOp) and not warp.has_barriers(op):
-            _Kernel(op).run()
+            _Kernel(op, target).run()
 
 
 @dataclass
@@ -63,13 +65,13 @@ class _Ring:
 
 
 class _Kernel:
-    def __init__(self, kernel):
-        self.kernel = kernel
+    def __init__(self, kernel, target):
+        self.kernel, self.target = kernel, target
         self.top = kernel.body.blocks[0]
         self.roles = [op for op in self.top.operations if isinstance(op, warp.RoleOp)]
         self.buffers = [op for op in self.top.operations if isinstance(op, warp.BufferOp)]
         self.ids = {}  # (role, scope) -> its barriers
-        self.free_ids = sorted(set(range(1, 16)) - _used_ids(self.roles))
+        self.free_ids = sorted(set(range(1, target.named_barriers)) - _used_ids(self.roles))
 
     def run(self) -> None:
         from .tmem_barriers import Issuer, Links  # it extends what is here
@@ -108,7 +110,8 @@ class _Kernel:
             if all(first + i in self.free_ids for i in range(count)):
                 self.free_ids = [i for i in self.free_ids if not first <= i < first + count]
                 return first
-        raise op_diagnostic(op, f"needs {count} more named barriers", why="a CTA has 15 beside the one of all threads")
+        raise op_diagnostic(op, f"needs {count} more named barriers", why=f"a CTA has {self.target.named_barriers - 1} "
+                            "beside the one of all threads")
 
     def _find_rings(self) -> dict:
         rings = {}

@@ -28,8 +28,6 @@ class Mma:
     n_max: int
     k: int
     accumulator: str  # "reg" or "tmem"
-    a_spaces: tuple[str, ...]  # where operand A may lie
-    b_spaces: tuple[str, ...] = ("smem",)
     pair_m: int = 0  # rows of one instruction of a pair of CTAs, half of them in each; 0: there are no pairs
     in_order: bool = True  # MMAs issued by one thread finish in issue order, whatever their accumulators
 
@@ -55,7 +53,7 @@ class Target:
     register_step: int  # setmaxnreg counts in these
     max_threads_per_cta: int
     warps_per_warpgroup: int
-    named_barriers: int
+    named_barriers: int  # of a CTA, that of all its threads among them
     tmem_columns: int  # 0: there is no tensor memory
     tmem_step: int  # tiles there start at multiples of so many columns
     max_cluster: int
@@ -75,12 +73,10 @@ class Target:
     # whole chip
     num_sms: int
     l2_bytes: int
-    dram_bytes_per_s: float
     clock_hz: float
 
     fp32_packed: int = 1  # additions, multiplications or FMAs of one instruction; 2: there is .f32x2
     max_inputs: int = 2  # of one fp32 maximum; 3: max.f32 takes three
-    bulk_copy_alignment: int = 16  # TMA: base address and strides, in bytes
     swizzle_bytes: tuple[int, ...] = (128, 64, 32)
     exp2_emulated: int | None = 0  # of 16 exponentials, where the special-function unit limits a loop, as measured; None: by the model
     exp2_emulation_from: float = 1.25  # ... by this factor over the tensor cores

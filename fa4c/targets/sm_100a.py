@@ -24,8 +24,8 @@ TARGET = Target(
     dtypes=("bf16", "fp16"),
     max_head_dim=256,
     head_dim_step=8,
-    # B 8.2: M = 128 for one CTA (256 for a pair), N a multiple of 16 up to 256, K = 16; A from smem or TMEM
-    mma=Mma(m=128, n_step=16, n_max=256, k=16, accumulator="tmem", a_spaces=("smem", "tmem"), pair_m=256),
+    # B 8.2: M = 128 for one CTA (256 for a pair), N a multiple of 16 up to 256, K = 16
+    mma=Mma(m=128, n_step=16, n_max=256, k=16, accumulator="tmem", pair_m=256),
     mma_flops=8192,  # B 1.1
     mufu=16,  # B 1.1; B300 has 32
     stores_apart=True,  # B 6: FA-4's epilogue warp; who corrects sums goes on to the next tile
@@ -39,6 +39,5 @@ TARGET = Target(
     dsmem_exchange_clk=384,  # B 1.4: the paper's figure; 256 by the released code's own traffic
     num_sms=148,  # B 1.1
     l2_bytes=50 * 1024 * 1024,  # not in B; this is the section budget that FA-4's kernels use (B 5)
-    dram_bytes_per_s=8.0e12,  # public figure of B200; not in B
     clock_hz=1.85e9,  # B 1.1
 )

@@ -23,7 +23,7 @@ TARGET = Target(
     dtypes=("bf16", "fp16"),
     max_head_dim=256,
     head_dim_step=8,
-    mma=Mma(m=16, n_step=8, n_max=8, k=16, accumulator="reg", a_spaces=("reg",), b_spaces=("reg",)),
+    mma=Mma(m=16, n_step=8, n_max=8, k=16, accumulator="reg"),
     mma_flops=2048,
     mufu=16,
     fp32=64,
@@ -32,6 +32,5 @@ TARGET = Target(
     dsmem_exchange_clk=0,
     num_sms=108,
     l2_bytes=40 * 1024 * 1024,
-    dram_bytes_per_s=2.0e12,
     clock_hz=1.41e9,
 )

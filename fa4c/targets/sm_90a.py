@@ -23,8 +23,8 @@ TARGET = Target(
     dtypes=("bf16", "fp16"),
     max_head_dim=256,  # H 1.1
     head_dim_step=8,  # H 1.1: multiple of 8, padded to 16 inside
-    # wgmma m64nNk16, N a multiple of 8 up to 256 (PTX ISA; H 1.2); A from registers or smem (H 1.1: RS, SS)
-    mma=Mma(m=64, n_step=8, n_max=256, k=16, accumulator="reg", a_spaces=("smem", "reg")),
+    # wgmma m64nNk16, N a multiple of 8 up to 256 (PTX ISA; H 1.2)
+    mma=Mma(m=64, n_step=8, n_max=256, k=16, accumulator="reg"),
     mma_flops=4096,  # H, units; B 1.1
     mufu=16,  # H, units; B 1.1
     fp32=128,  # H, units
@@ -40,6 +40,5 @@ TARGET = Target(
     l2_once="none",
     num_sms=132,  # H, units (H200 and H100 SXM)
     l2_bytes=50 * 1024 * 1024,  # H, units
-    dram_bytes_per_s=4.8e12,  # H, units: H200
     clock_hz=1.755e9,  # H, time model: unconfirmed there; the runtime reads the real one
 )

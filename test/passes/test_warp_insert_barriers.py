@@ -9,6 +9,7 @@ import re
 import pytest
 from warp_faults import is_located
 
+from fa4c import targets
 from fa4c.ir.context import new_context, parse_module, print_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.mlir import ir
@@ -107,6 +108,12 @@ REFUSED = {
     ),
     "no named barrier left": (PROGRAM.replace(STORE, USE_ALL_IDS + STORE), "needs 2 more named barriers"),
 }
+
+
+def test_as_many_named_barriers_as_the_target_has():
+    with targets.override("sm_90a", named_barriers=2), pytest.raises(Diagnostic, match="needs 2 more named barriers") as caught:
+        barriers(PROGRAM)
+    assert "a CTA has 1 beside" in caught.value.text()
 
 
 @pytest.mark.parametrize("name", REFUSED)
