@@ -336,48 +336,58 @@ def _largest(bound, y, x):
         return y
     operands = list(bound.owner.operands)
     varying = next(n for n, v in enumerate(operands) if depends(v, x))
-    limit, never = _INVERSES[bound.owner.name](y, operands[1 - varying])
-    result = _largest(operands[varying], limit, x)
+    inner, other = operands[varying], operands[1 - varying]
+    limit, never = _INVERSES[bound.owner.name](y, other, _OUT_OF_REACH // _divisor(inner, x))
+    result = _largest(inner, limit, x)
     return result if never is None else arith.select(never, arith.constant(ir.IndexType.get(), -1), result)
 
 
-def _add(y, c):
+def _divisor(bound, x) -> int:
+    """What x is divided by on its way to a bound that never falls: a limit is multiplied by it on the way back."""
+    if bound == x:
+        return 1
+    operands = list(bound.owner.operands)
+    varying = next(n for n, v in enumerate(operands) if depends(v, x))
+    return _divisor(operands[varying], x) * (constant(operands[1]) if "div" in bound.owner.name else 1)
+
+
+def _add(y, c, most):
     return arith.subi(y, c), None
 
 
-def _sub(y, c):
+def _sub(y, c, most):
     return arith.addi(y, c), None
 
 
-def _mul(y, c):
+def _mul(y, c, most):
     return arith.floordivsi(y, c), None
 
 
-def _floordiv(y, c):
+def _floordiv(y, c, most):
     one = arith.constant(ir.IndexType.get(), 1)
     return arith.subi(arith.muli(arith.addi(y, one), c), one), None
 
 
-def _ceildiv(y, c):
+def _ceildiv(y, c, most):
     return arith.muli(y, c), None
 
 
-def _max(y, c):
+def _max(y, c, most):
     return y, arith.cmpi(arith.CmpIPredicate.sgt, c, y)
 
 
-# More rows than a tensor has: one takes at least 32 bytes, and 2**35 bytes are more than a GPU holds. What is added to the limit on the way
-# to x is smaller, and kernels count in 32 bits
+# More rows than a tensor has: one takes at least 32 bytes, and 2**35 bytes are more than a GPU holds. Kernels count in 32 bits: what is
+# added to the limit on the way to x is smaller, and what it is multiplied by there it is divided by before
 _OUT_OF_REACH = 1 << 30
 
 
-def _min(y, c):
+def _min(y, c, most):
     """min(h, c) <= y where h <= y; where c <= y it holds for all x: the limit is then out of reach."""
-    most = arith.constant(ir.IndexType.get(), _OUT_OF_REACH)
-    return arith.select(arith.cmpi(arith.CmpIPredicate.sle, c, y), most, y), None
+    beyond = arith.constant(ir.IndexType.get(), most)
+    return arith.select(arith.cmpi(arith.CmpIPredicate.sle, c, y), beyond, y), None
 
 
-# bound(h) <= y where h <= limit; -1 where `never` holds
+# (y, c, most) -> (limit, never): bound(h, c) <= y where h <= limit; nowhere where `never` holds. `most`: more than h ever is
 _INVERSES = {
     "arith.addi": _add, "arith.subi": _sub, "arith.muli": _mul, "arith.floordivsi": _floordiv, "arith.ceildivsi": _ceildiv,
     "arith.maxsi": _max, "arith.minsi": _min,

@@ -10,9 +10,11 @@ import pytest
 import sums
 import torch
 
+from fa4c.ir import tile
 from fa4c.ir.context import new_context, parse_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.lowering.compile import compile_text
+from fa4c.passes._tile_map import operations_in
 from fa4c.passes.registry import run_pipeline
 from fa4c.runtime import emulated
 
@@ -226,6 +228,36 @@ def test_turns_follow_from_bounds_that_move(bounds, heads, step, from_zero):
     assert np.abs(got - want).max() < 1e-9
     with pytest.raises(Diagnostic, match="waits for 1, but the counters are 0"):
         sums.interpret(text, given, zeroed=("out",), passes=passes, ctas=[(1, 0, 0), (2, 0, 0), (3, 0, 0)])
+
+
+def in_32_bits(value, known: dict) -> np.int32:
+    """A scalar as a kernel computes it."""
+    if value in known:
+        return np.int32(known[value])
+    op = value.owner
+    if op.name == "arith.constant":
+        return np.int32(op.attributes["value"].value)
+    rules = {"arith.addi": np.add, "arith.subi": np.subtract, "arith.muli": np.multiply, "arith.floordivsi": np.floor_divide,
+             "arith.minsi": np.minimum, "arith.cmpi": np.less_equal, "arith.select": np.where}  # fmt: skip
+    with np.errstate(over="ignore"):
+        return rules[op.name](*(in_32_bits(operand, known) for operand in op.operands))
+
+
+def test_turns_of_a_bound_that_is_divided_before_it_is_limited():
+    """CTA x starts at block min(x // 2, 3). At each block turns are counted from 0 by those that add to it, from the largest x on."""
+    own = ("%two = arith.constant 2 : index\n  %three = arith.constant 3 : index\n  %half = arith.floordivsi %x, %two : index\n"
+           "  %from = arith.minsi %half, %three : index")
+    text, ctas = bounded("from the diagonal on", False).replace("%from = arith.muli %x, %step : index", own), 9
+    with new_context():
+        module = parse_module(text, "program.mlir")
+        run_pipeline(module, "tile-deterministic-reduction")
+        found = {type(op): op for op in operations_in(module)}
+        index = found[tile.WaitCountOp].operation.block.arguments[0]
+        number, size = found[tile.ProgramIdOp].x, list(found[tile.KernelOp].body.blocks[0].arguments)[-1]
+        for block in range(5):
+            adding = [x for x in reversed(range(ctas)) if min(x // 2, 3) <= block]
+            known = [{size: ctas, number: ctas - 1 - x, index: block - min(x // 2, 3)} for x in adding]
+            assert [in_32_bits(found[tile.WaitCountOp].count, k) for k in known] == list(range(len(adding)))
 
 
 def test_a_loop_that_does_more_than_run_another_stays():
