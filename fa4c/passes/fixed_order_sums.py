@@ -16,7 +16,7 @@ from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
 from ._tile_map import emit_map, operations_in
-from .loop_nest import depends
+from .loop_nest import compute_again, depends
 from .workspaces import add_workspace, entry_of, host_of
 
 _ROWS, _COLUMNS = 128, 64  # of the tiles that are added up: 8192 values a step
@@ -110,16 +110,16 @@ class _Sum:
 
     def _total(self, name: str, sizes: list):
         def emit(place, heads, target, *tensors):
-            known = {old: new for old, new in zip(sizes, tensors, strict=True)}
+            known = dict(zip(sizes, tensors, strict=True))
             for coord in self.coords:
-                self._clone_constant(coord, known)
+                self._compute_constants(coord, known)
             row0 = arith.muli(place.x, _index(_ROWS))
             outer, width = [place.y, place.z][: max(0, self.kind.rank - 1)], _size(heads, 1)
 
             def value(row, k):
                 z = arith.floordivsi(k, width)
                 y = arith.subi(k, arith.muli(z, width))
-                coords = [_clone(coord, {**known, self.place.y: y, self.place.z: z}) for coord in self.coords]
+                coords = [compute_again(coord, {**known, self.place.y: y, self.place.z: z}) for coord in self.coords]
                 wanted = [*outer, arith.addi(row0, row)][: max(1, self.kind.rank)]
                 matches = [_equal(a, b) for a, b in zip(coords or [_index(0)], wanted, strict=True)]
                 adds = matches[0]
@@ -134,15 +134,15 @@ class _Sum:
 
         return _kernel(name, [_gmem(None, None), self.kind, *(t.type for t in sizes)], emit)
 
-    def _clone_constant(self, value, known: dict) -> None:
+    def _compute_constants(self, value, known: dict) -> None:
         """What is the same for all (y, z), at the insertion point."""
         if value in known or isinstance(value.owner, ir.Block) or value.owner == self.place.operation:
             return
         if not any(depends(value, own) for own in (self.place.y, self.place.z)):
-            _clone(value, known)
+            compute_again(value, known)
             return
         for operand in value.owner.operands:
-            self._clone_constant(operand, known)
+            self._compute_constants(operand, known)
 
     # -- host ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class _Sum:
                               for what, dims in (("rows", [*across, row]), ("parts", [*across, ("rows", _ROWS)]), ("heads", across)))
         self._start_anywhere(host, target)
         launch.operation.operands[3 + self.number] = rows
-        with ir.InsertionPoint(_behind(launch.operation)), launch.location:
+        with ir.InsertionPoint.after(launch), launch.location:
             one = _index(1)
             tall = arith.ceildivsi(y, _index(_ROWS))
             last = arith.ceildivsi(_size(target, self.kind.rank - 1), _index(_ROWS)) if self.kind.rank else one
@@ -207,17 +207,6 @@ def _row_sums(columns, value):
     return tile.ReduceOp(x=loop.results[0], init=None, kind=ir.StringAttr.get("sum"), out=tile.tile_type([_ROWS], "f32", "reg")).out
 
 
-def _clone(value, known: dict):
-    """A scalar computed once more at the insertion point, from what is known."""
-    if value not in known:
-        operands = [_clone(operand, known) for operand in value.owner.operands]
-        new = value.owner.clone()
-        for n, operand in enumerate(operands):
-            new.operands[n] = operand
-        known[value] = new.results[0]
-    return known[value]
-
-
 def _tensors_below(value, found: dict) -> None:
     if isinstance(value.owner, ir.Block):
         if tile.space_of(value.type) == "gmem":
@@ -249,11 +238,6 @@ def _equal(a, b):
 
 def _dims(*axes: int):
     return ir.DenseI64ArrayAttr.get(list(axes))
-
-
-def _behind(operation):
-    operations = [op.operation for op in operation.block.operations]
-    return operations[operations.index(operation) + 1] if operations[-1] != operation else operation.block
 
 
 def _divided(size):

@@ -1,6 +1,6 @@
-"""Two changes of a loop nest that keep what is computed: walk a loop backwards, and take the loop around it in.
+"""Two changes of a loop nest that keep what is computed: walk a loop backwards, and take the loop around it in; what a scalar depends on.
 
-Both act on `scf.for` in steps of 1, `swap` on loops from 0; the carried values stay as they are.
+The changes act on `scf.for` in steps of 1, `swap` on loops from 0; the carried values stay as they are.
 """
 
 from __future__ import annotations
@@ -83,6 +83,21 @@ def depends(value, on) -> bool:
     if value == on:
         return True
     return not isinstance(value.owner, ir.Block) and any(depends(operand, on) for operand in value.owner.operands)
+
+
+def compute_again(value, known: dict, within=None):
+    """A scalar computed once more, at the insertion point. `known`: what stands for a value there; it learns what is made. With an
+    operation `within`, only what is computed directly in it is computed again: other values stay.
+    """
+    if value not in known:
+        if within is not None and (isinstance(value.owner, ir.Block) or value.owner.parent != within):
+            return value
+        operands = [compute_again(operand, known, within) for operand in value.owner.operands]
+        new = value.owner.clone()
+        for n, operand in enumerate(operands):
+            new.operands[n] = operand
+        known[value] = new.results[0]
+    return known[value]
 
 
 def constant(value) -> int | None:

@@ -42,7 +42,7 @@ from ..ir.tile import space_of
 from ._tile_map import operations_in
 from .cluster_grid import depending_on
 from .fixed_order_sums import add_up_behind, place_of
-from .loop_nest import can_swap, carries_sums, constant, depends, swap, walk_backwards
+from .loop_nest import can_swap, carries_sums, compute_again, constant, depends, swap, walk_backwards
 from .op_costs import warpgroups
 from .registry import register_pass
 from .workspaces import add_workspace, entry_of, host_of, tensor_argument
@@ -206,8 +206,7 @@ def _order(add, found: _Range, counter, last) -> None:
             behind = arith.minsi(last, _largest(found.lower, number, x)) if depends(found.lower, x) else last
             turn = arith.subi(found.turns(behind), turn)
         tile.WaitCountOp(counter=counter, count=turn, coords=coords)
-    block = _block_after(add)
-    with block, add.location:
+    with ir.InsertionPoint.after(add), add.location:
         tile.AddCountOp(counter=counter, coords=coords)
 
 
@@ -233,7 +232,7 @@ def _reverse(place, last, rows: _Rows) -> None:
     if rows.ctas > 1:
         rows.rank.owner.move_after(behind)
         behind = rows.rank.owner
-    with ir.InsertionPoint(_next(behind)), place.location:
+    with ir.InsertionPoint.after(behind), place.location:
         block = arith.subi(last, place.x)
         if rows.ctas > 1:
             index = ir.IndexType.get()
@@ -243,11 +242,6 @@ def _reverse(place, last, rows: _Rows) -> None:
         for n, operand in enumerate(user.operation.operands):
             if operand == place.x:
                 user.operation.operands[n] = block
-
-
-def _next(operation):
-    operations = list(operation.parent.regions[0].blocks[0].operations)
-    return operations[next(n for n, op in enumerate(operations) if op.operation == operation) + 1]
 
 
 def _count_the_rest(add, found: _Range, counter) -> None:
@@ -262,7 +256,7 @@ def _count_the_rest(add, found: _Range, counter) -> None:
         first = arith.minsi(found.lower, blocks)
         rest = arith.maxsi(found.lower, found.upper)
         _count_each(add, found, counter, zero, first, one)
-    with _block_after(found.loop), found.loop.location:
+    with ir.InsertionPoint.after(found.loop), found.loop.location:
         _count_each(add, found, counter, rest, blocks, one)
 
 
@@ -270,36 +264,15 @@ def _count_each(add, found: _Range, counter, first, end, one) -> None:
     loop = scf.ForOp(first, end, one)
     with ir.InsertionPoint(loop.body):
         here = {found.rows.number: loop.induction_variable}
-        coords = [_again(coord, found.loop, here) for coord in found.counted(add)]
+        coords = [compute_again(coord, here, within=found.loop.operation) for coord in found.counted(add)]
         tile.WaitCountOp(counter=counter, count=found.turns(found.place.x), coords=coords)
         tile.AddCountOp(counter=counter, coords=coords)
         scf.YieldOp([])
 
 
-def _again(value, loop, here: dict):
-    """A scalar computed once more, outside of the loop that it was computed in."""
-    if value not in here:
-        if isinstance(value.owner, ir.Block) or value.owner.parent != loop.operation:
-            return value
-        operands = [_again(operand, loop, here) for operand in value.owner.operands]
-        new = value.owner.clone()
-        for n, operand in enumerate(operands):
-            new.operands[n] = operand
-        here[value] = new.results[0]
-    return here[value]
-
-
 def _constant_before(loop, number: int):
     with ir.InsertionPoint(loop), loop.location:
         return arith.constant(ir.IndexType.get(), number)
-
-
-def _block_after(add):
-    operations = [op for region in add.operation.parent.regions for block in region.blocks for op in block.operations]
-    at = next(n for n, op in enumerate(operations) if op.operation == add.operation)
-    if at + 1 < len(operations):
-        return ir.InsertionPoint(operations[at + 1])
-    return ir.InsertionPoint(add.operation.parent.regions[0].blocks[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- solving for x
@@ -408,7 +381,7 @@ class _Arguments:
         size = self.kernel.body.blocks[0].add_argument(ir.IndexType.get(), self.kernel.location)
         for launch in list(self.launches):
             self._relaunch(launch, list(launch.tensors), [*launch.scalars, launch.grid[0]])
-        with ir.InsertionPoint(_next(place.operation)), place.location:
+        with ir.InsertionPoint.after(place), place.location:
             return arith.subi(size, arith.constant(ir.IndexType.get(), 1))
 
     def counter(self, add, counters: int, ctas: int):
