@@ -46,13 +46,15 @@ def inputs(b: int, hq: int, hkv: int, m: int, n: int, *axes: str):
 
 @pytest.mark.parametrize("axes", [(), ("b", "hq"), ("hkv",)], ids=str)
 def test_the_sum_is_the_same(axes):
-    """Shared by all CTAs, by those of one head, by those of a group of heads: the places are computed again from the grid."""
+    """Shared by all CTAs, by those of one head, by those of a group of heads: the places are computed again from the grid. The second
+    grid is one of whole pairs of CTAs, of which the second CTA has no keys."""
     given, results = inputs(2, 4, 2, 140, 40, *axes), []
-    for passes in ("", "tile-deterministic-reduction", "tile-deterministic-reduction,tile-pipeline,tile-lpt-grid,tile-persistent"):
+    for passes in ("", "tile-multicast{ctas=2},tile-deterministic-reduction",
+                   "tile-deterministic-reduction,tile-pipeline,tile-lpt-grid,tile-persistent"):
         with new_context():
             module = parse_module(biased(*axes), "biased.mlir")
             run_pipeline(module, f"{TO_TILES},{passes}".rstrip(","))
-            assert ("tile.global_add" in str(module)) == (passes == "")
+            assert ("tile.global_add" in str(module)) == (passes == "") and ("cluster = 2" in str(module)) == ("multicast" in passes)
             results.append(interpret_tile.run(module, given, mode="storage" if "pipeline" in passes else "value")["dtable"])
     assert results[0].shape == tuple(given["table"].shape) and np.abs(results[0]).max() > 0
     for result in results[1:]:
