@@ -137,28 +137,21 @@ class TileRules:
                 self.top(f"prims.{copy}({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {slot}{part}{behind}{how}, ({coords}))")
 
     def tma_add(self, op) -> None:
-        span, slabs, rows, _ = self._slab(op.buffer)
-        self._check_box(op, [rows, span])
-        self.top(comment(op))
-        with self.unrolled("slab", slabs) as slab:
-            part = f"{self._slot_offset(op)}{slab} * {rows * span}"
-            self.top(
-                f"prims.cp_async_bulk_tensor_reduce({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {part}, prims.TMARedux.ADD, "
-                f"({self._coords(op.coords, f'{slab} * {span}')}))"
-            )
+        self._copy_rows(op, "cp_async_bulk_tensor_reduce", 0, op.buffer.type.shape[1], ", prims.TMARedux.ADD")
 
     def tma_put(self, op) -> None:
+        self._copy_rows(op, "cp_async_bulk_tensor_global_shared_cta", *op.part)
+
+    def _copy_rows(self, op, copy: str, first: int, count: int, how: str = "") -> None:
+        """From `count` rows of a slot, from the row `first` on, to global memory, by one thread for all that wrote them."""
         span, slabs, rows, _ = self._slab(op.buffer)
-        first, count = op.part
         self._check_box(op, [count, span])
         row = next(axis for axis, size in enumerate(op.map.owner.opview.box) if size == count) if first else None
         self.top(comment(op))
         with self.unrolled("slab", slabs) as slab:
             part = f"{self._slot_offset(op)}{f'{first * span} + ' if first else ''}{slab} * {rows * span}"
-            self.top(
-                f"prims.cp_async_bulk_tensor_global_shared_cta({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {part}, "
-                f"({self._coords(op.coords, f'{slab} * {span}', row, str(first))}))"
-            )
+            coords = self._coords(op.coords, f"{slab} * {span}", row, str(first))
+            self.top(f"prims.{copy}({self.operand(op.map)}.get_ptr(), {self.operand(op.buffer)} + {part}{how}, ({coords}))")
 
     def _check_box(self, op, want) -> None:
         box = [size for size in op.map.owner.opview.box]
