@@ -12,9 +12,14 @@ import hashlib
 import os
 import pathlib
 import pickle
+import re
 import tempfile
 from unittest import mock
 
+import pytest
+
+from fa4c.ir.diagnostics import Diagnostic
+from fa4c.ir.mlir import ir
 from fa4c.lowering import build
 from fa4c.lowering.compile import compile_text
 from fa4c.runtime import artifact
@@ -30,6 +35,14 @@ def level(path, emit: str, *, filename: str | None = None, **options) -> str:
     """The text of an example (a path below examples/, or any file) at a level: "attn", "tile", "warp", "cute"."""
     file = EXAMPLES / path
     return compile_text(file.read_text(), filename or str(file), emit=emit, **options)
+
+
+def check_refused(text: str, old: str, new: str, words: str) -> None:
+    """`text`, of the warp level, with `new` for the pattern `old`: lowering it says `words`."""
+    edited = re.sub(old, new, text)
+    assert edited != text
+    with pytest.raises((Diagnostic, ir.MLIRError), match=words):
+        compile_text(edited, "edited.mlir", emit="cute")
 
 
 @functools.cache
