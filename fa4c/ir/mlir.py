@@ -21,4 +21,9 @@ def announce_dialect(namespace: str, module) -> None:
     sys.modules.setdefault(f"{torch_mlir.dialects.__name__}.{namespace}", module)
 
 
-__all__ = ["PassManager", "announce_dialect", "arith", "builtin", "ext", "func", "ir", "irdl", "math", "rewrite", "scf"]
+def i64(number: int) -> ir.IntegerAttr:
+    """The attribute `number : i64`, as dialects of ours count. In the context around."""
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
+
+
+__all__ = ["PassManager", "announce_dialect", "arith", "builtin", "ext", "func", "i64", "ir", "irdl", "math", "rewrite", "scf"]

@@ -2,13 +2,13 @@
 
 import math
 
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, i64, ir
 from ..ir.mlir import math as math_ops
 from ..ir.tile import MmaOp, ReduceOp, RescaleFactorOp, ToSharedOp, tile_type
 from ._attn_to_tile_frame import FULL_HI, FULL_LO, HI, LO
 from ._attn_to_tile_plan import Score, Streamed
 from ._attn_to_tile_shape import STREAMED_BUFFERS
-from ._attn_to_tile_tiles import Statistics, Tiles, cast, f32, f32_attribute, i64, times
+from ._attn_to_tile_tiles import Statistics, Tiles, cast, f32, f32_attribute, times
 from ._tile_map import emit_map
 
 _LOG2_E = math.log2(math.e)

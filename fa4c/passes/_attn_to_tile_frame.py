@@ -5,11 +5,12 @@ Masks and maps count queries and keys by position; under `bottom_right` a query'
 
 from ..ir import tile as tile_ops
 from ..ir.attn_signature import TensorFacts, memory_order
-from ..ir.mlir import arith, ir
-from ..ir.tile import DimOp, LoadElementOp, LoadOp, ProgramIdOp, StoreOp, tile_type
+from ..ir.mlir import arith, i64, ir
+from ..ir.tile import LoadElementOp, LoadOp, ProgramIdOp, StoreOp, tile_type
 from ._attn_to_tile_plan import Plan
 from ._attn_to_tile_regions import clone, inline
 from ._attn_to_tile_shape import Shape
+from ._tile_map import dim_of
 
 LO, HI, FULL_LO, FULL_HI = range(4)  # what the bounds of a band mask yield
 
@@ -182,8 +183,4 @@ class Frame:
 
 
 def _count(buffers: int):
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), buffers) if buffers > 1 else None
-
-
-def dim_of(tensor, axis: int):
-    return DimOp(tensor=tensor, axis=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis), out=ir.IndexType.get()).out
+    return i64(buffers) if buffers > 1 else None

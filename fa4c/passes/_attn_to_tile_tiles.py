@@ -198,10 +198,6 @@ def zero(element):
     return arith.constant(element, 0.0)
 
 
-def i64(number: int):
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
-
-
 def splat(shape, value: float):
     return SplatOp(value=f32_attribute(value), out=tile_type(shape, "f32", "reg")).out
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..ir.attn import BandMaskOp, CastOp, GemmOp, MapOp, MaskOp, ReduceOp, ScatterOp, SoftmaxOp, YieldOp
 from ..ir.attn_dims import union
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from ._derive_expr import Expr, Scalars, Writer
 
 _WIDTHS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
@@ -250,7 +250,7 @@ class Emitter:
     def _reduce(self, tensor, operands, out):
         kind, dim = tensor.attr
         last = dim == len(tensor.operands[0].dims) - 1
-        attributes = {} if last else {"dim": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)}
+        attributes = {} if last else {"dim": i64(dim)}
         return ReduceOp(x=operands[0], kind=ir.StringAttr.get(kind), out=out, **attributes).out
 
     def _softmax(self, tensor, operands, out):

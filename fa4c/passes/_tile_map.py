@@ -1,9 +1,9 @@
-"""What several passes do to operations: build a `tile.map`, walk, drop unused scalars, see what a product is made of."""
+"""What several passes do to operations: build a `tile.map`, ask for a size, walk, drop unused scalars, see what a product is made of."""
 
 from collections.abc import Callable
 
-from ..ir.mlir import ir
-from ..ir.tile import FromSharedOp, MapOp, YieldOp
+from ..ir.mlir import i64, ir
+from ..ir.tile import DimOp, FromSharedOp, MapOp, YieldOp
 from ..ir.tile_base import nested_operations
 
 
@@ -16,6 +16,11 @@ def emit_map(inputs: list, out, body: Callable, cond=None):
     with ir.InsertionPoint(block):
         YieldOp(values=[body(*block.arguments)])
     return op.out
+
+
+def dim_of(tensor, axis: int):
+    """The size of a tensor's dimension, an index, at the insertion point."""
+    return DimOp(tensor=tensor, axis=i64(axis), out=ir.IndexType.get()).out
 
 
 def operations_in(operation) -> list:

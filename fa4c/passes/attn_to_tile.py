@@ -27,15 +27,14 @@ from dataclasses import replace
 
 from ..ir.attn_signature import attn_functions, memory_order
 from ..ir.diagnostics import Diagnostic, op_diagnostic
-from ..ir.mlir import arith, ir, scf
+from ..ir.mlir import arith, i64, ir, scf
 from ..ir.tile import HostOp, KernelOp, LaunchOp, tile_type
 from ..targets import of as target_of
 from ._attn_to_tile_configurations import MEASURED, choose_configurations
-from ._attn_to_tile_frame import dim_of
 from ._attn_to_tile_kernel import Kernel
 from ._attn_to_tile_plan import Plan, Score, Streamed, Total, make_plan
 from ._attn_to_tile_shape import Demand, copies_of_added, padding_step
-from ._tile_map import erase_unused
+from ._tile_map import dim_of, erase_unused
 from .registry import register_pass
 from .tile_l2_hints import hint_loads
 
@@ -290,7 +289,7 @@ class _Host:
             entry["optional"] = ir.BoolAttr.get(True)
         if role == "workspace":
             entry["lifetime"] = ir.StringAttr.get("call")
-            entry["pad"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), _ALIGNED_ELEMENTS)
+            entry["pad"] = i64(_ALIGNED_ELEMENTS)
         if role == "workspace" or name in self.added:
             entry["init"] = ir.StringAttr.get("zero" if name in self.added else "none")
         return ir.DictAttr.get(entry)
@@ -332,5 +331,3 @@ def _check_names(plans) -> None:
 def _common_name(names: list[str]) -> str:
     """NAME of NAME_preprocess, NAME_main, ..."""
     return os.path.commonprefix(names).rstrip("_") or names[0]
-
-

@@ -18,7 +18,7 @@ it anew.
 from ..ir.attn import MaskOp
 from ..ir.attn_dims import infer_dims
 from ..ir.attn_signature import attn_functions, function_facts
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from .registry import register_pass
 
 _ELEMENTWISE = ("attn.map", "attn.mask", "attn.band_mask", "attn.cast", "attn.scatter")
@@ -117,7 +117,7 @@ def _turn_reduce(op) -> None:
     if op.dim is not None and op.dim.value == 0:
         del op.attributes["dim"]
     else:
-        op.attributes["dim"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
+        op.attributes["dim"] = i64(0)
 
 
 def _turn_region(operation) -> None:

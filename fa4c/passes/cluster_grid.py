@@ -1,7 +1,7 @@
 """What passes that let neighbouring CTAs work together have in common: what differs between the CTAs, and a grid of whole clusters."""
 
 from ..ir import tile
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, i64, ir
 from .loop_nest import constant
 
 
@@ -35,7 +35,7 @@ def _is_common(operation, x, ctas: int) -> bool:
 
 def run_together(kernel, launch, ctas: int) -> None:
     """Give the kernel clusters of `ctas` along x, and its launch as many CTAs as make whole clusters."""
-    kernel.attributes["cluster"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), ctas)
+    kernel.attributes["cluster"] = i64(ctas)
     x, y, z = launch.grid
     with ir.InsertionPoint(launch), launch.location:
         count = arith.constant(ir.IndexType.get(), ctas)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from ..ir.tile import space_of
 from .protocol import fragments_touched
 from .protocol_state import byte_range
@@ -465,7 +465,3 @@ def operations_of(op) -> list:
 
 def place_type():
     return ir.Type.parse("!warp.place")
-
-
-def i64(n: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), n)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
-from ._tile_map import emit_map, operations_in
+from ._tile_map import dim_of, emit_map, operations_in
 from .loop_nest import compute_again, depends
 from .workspaces import add_workspace, entry_of, host_of
 
@@ -95,7 +95,7 @@ class _Sum:
             def value(r, k):
                 return _load(rows, place.z, place.y, arith.addi(arith.muli(k, _index(_ROWS)), r))
 
-            blocks = arith.ceildivsi(_size(rows, 2), _index(_ROWS))
+            blocks = arith.ceildivsi(dim_of(rows, 2), _index(_ROWS))
             tile.StoreOp(tile=_row_sums(blocks, value), target=parts, coords=[place.z, place.y, _index(0)], dims=_dims(2))
 
         return _kernel(name, [_gmem(None, None, None), _gmem(None, None, _ROWS)], emit)
@@ -114,7 +114,7 @@ class _Sum:
             for coord in self.coords:
                 self._compute_constants(coord, known)
             row0 = arith.muli(place.x, _index(_ROWS))
-            outer, width = [place.y, place.z][: max(0, self.kind.rank - 1)], _size(heads, 1)
+            outer, width = [place.y, place.z][: max(0, self.kind.rank - 1)], dim_of(heads, 1)
 
             def value(row, k):
                 z = arith.floordivsi(k, width)
@@ -128,7 +128,7 @@ class _Sum:
                 zero = arith.constant(ir.F32Type.get(), 0.0)
                 return arith.select(adds, _load(heads, z, y), zero)
 
-            sums = _row_sums(arith.muli(_size(heads, 0), width), value)
+            sums = _row_sums(arith.muli(dim_of(heads, 0), width), value)
             last = [row0] if self.kind.rank else []
             tile.StoreOp(tile=sums, target=target, coords=[*outer, *last], dims=_dims(*range(self.kind.rank)[-1:]))
 
@@ -159,8 +159,8 @@ class _Sum:
         with ir.InsertionPoint.after(launch), launch.location:
             one = _index(1)
             tall = arith.ceildivsi(y, _index(_ROWS))
-            last = arith.ceildivsi(_size(target, self.kind.rank - 1), _index(_ROWS)) if self.kind.rank else one
-            outer = [_size(target, axis) for axis in range(self.kind.rank - 1)]
+            last = arith.ceildivsi(dim_of(target, self.kind.rank - 1), _index(_ROWS)) if self.kind.rank else one
+            outer = [dim_of(target, axis) for axis in range(self.kind.rank - 1)]
             given = [launch.tensors[arguments.index(t)] for t in sizes]
             for name, grid, tensors in zip(
                 names, ([one, y, z], [tall, one, z], [last, *outer, one, one][:3]),
@@ -222,10 +222,6 @@ def _gmem(*shape):
 
 def _load(source, *coords):
     return tile.LoadElementOp(source=source, coords=list(coords), out=source.type.element_type).out
-
-
-def _size(tensor, axis: int):
-    return tile.DimOp(tensor=tensor, axis=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis), out=ir.IndexType.get()).out
 
 
 def _index(number: int):

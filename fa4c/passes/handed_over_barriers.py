@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
-from .consumer_barriers import CONTROL, i64, level_of, operations_within, place_type
+from ..ir.mlir import i64, ir
+from .consumer_barriers import CONTROL, level_of, operations_within, place_type
 
 TAKES = (warp.TmaAddOp, warp.TmaPutOp)
 

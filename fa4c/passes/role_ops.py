@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, i64, ir
 from ..ir.tile import space_of
 from . import fragments
 from .handed_over import is_reduce
@@ -381,10 +381,6 @@ def _vector(op) -> int:
 
 def _f32(x: float):
     return arith.ConstantOp(ir.F32Type.get(), ir.FloatAttr.get_f32(x)).result
-
-
-def i64(n: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), n)
 
 
 def location_of(value, default):

@@ -21,7 +21,7 @@ import random
 
 from ..ir import warp
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from ..ir.tile import space_of
 from ..ir.tile_base import nested_in, nested_operations
 from .sampled_scalars import SampledScalars
@@ -76,11 +76,11 @@ def _insert(op, what: list, scope: str, take_id) -> None:
     with ir.InsertionPoint(at), op.location:
         for kind, argument in what:
             if kind == "wait":
-                warp.WgmmaWaitOp(pending=_i64(argument))
+                warp.WgmmaWaitOp(pending=i64(argument))
             elif kind == "fence":
                 warp.FenceAsyncOp()
             else:
-                warp.BarrierOp(id=_i64(take_id(op, scope)), scope=ir.StringAttr.get(scope))
+                warp.BarrierOp(id=i64(take_id(op, scope)), scope=ir.StringAttr.get(scope))
 
 
 def _before(op):
@@ -235,7 +235,3 @@ _RULES = {
 
 def _is_constant(value) -> bool:
     return not isinstance(value.owner, ir.Block) and value.owner.name == "arith.constant"
-
-
-def _i64(n: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), n)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir import tile
-from ..ir.mlir import ir
+from ..ir.mlir import i64
 from . import loop_interval, shared_room
 from ._attn_to_tile_shape import NARROW_PART
 from .loop_graph import LoopGraph
@@ -92,4 +92,4 @@ def _can_take_turns(graph_of: LoopGraph, places, needed, a: int, b: int, target)
 
 
 def _set(op, name: str, value: int) -> None:
-    op.attributes[name] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+    op.attributes[name] = i64(value)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from .. import targets
 from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from ..ir.tile import space_of, tile_type
 from ._tile_map import emit_map, operations_in
 from .registry import register_pass
@@ -49,7 +49,7 @@ def tile_accumulate_in_tmem(module: ir.Module) -> None:
             _move_operand(op)
             _put_behind(op)
         elif isinstance(op.a.owner.opview, (tile.ToSharedOp, tile_pair.ExchangeOp)):
-            op.a.owner.attributes["buffers"] = _i64(1)
+            op.a.owner.attributes["buffers"] = i64(1)
     for op in operations:
         if isinstance(op, tile.GlobalAddOp) and isinstance(getattr(op.x.owner, "opview", None), tile.ToSharedOp):
             _stage(op)
@@ -148,15 +148,11 @@ def _stage(add) -> None:
         return
     width = copy.x.type.shape[1]
     part = next(span for span in _SPANS if width % span == 0)
-    copies = _i64(min(_STAGES, width // part))
+    copies = i64(min(_STAGES, width // part))
     with ir.InsertionPoint(add), add.location:
         tile.GlobalAddOp(
-            x=copy.x, target=add.target, coords=list(add.coords), dims=add.dims, staged=_i64(part), buffers=copies,
+            x=copy.x, target=add.target, coords=list(add.coords), dims=add.dims, staged=i64(part), buffers=copies,
             folded=add.attributes.get("folded"),
         )  # fmt: skip
     add.operation.erase()
     copy.operation.erase()
-
-
-def _i64(number: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)

@@ -22,7 +22,7 @@ After:   %grew = "tile.map"(%m1, %m0) ({ (m1 - m0) * scale_log2 > 8 })      %vot
 
 from .. import targets
 from ..ir.diagnostics import Diagnostic, op_diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, i64, ir
 from ..ir.tile import MapOp, MmaOp, RescaleFactorOp, VoteAnyOp, tile_type
 from ._tile_map import emit_map, operations_in
 from .registry import register_pass
@@ -106,7 +106,7 @@ def _vote_on_factor(factor):
 def _vote(inputs: list, body, in_tmem: bool):
     """Whether `body` holds in any row of a warp: 32 of a lane each, or 16, two to four lanes."""
     flags = tile_type(inputs[0].type.shape, "i1", "reg")
-    rows = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 32) if in_tmem else None
+    rows = i64(32) if in_tmem else None
     return VoteAnyOp(x=emit_map(inputs, flags, body), rows=rows, out=flags).out
 
 

@@ -39,7 +39,7 @@ from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir, scf
 from ..ir.tile import space_of
-from ._tile_map import operations_in
+from ._tile_map import dim_of, operations_in
 from .cluster_grid import depending_on
 from .fixed_order_sums import add_up_behind, place_of
 from .loop_nest import can_swap, carries_sums, compute_again, constant, depends, swap, walk_backwards
@@ -250,9 +250,7 @@ def _count_the_rest(add, found: _Range, counter) -> None:
     size = found.rows.size or add.x.type.shape[0]
     row = list(add.dims)[0]
     with ir.InsertionPoint(found.loop), found.loop.location:
-        axis = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), row)
-        rows = tile.DimOp(tensor=add.target, axis=axis, out=index).out
-        blocks = arith.ceildivsi(rows, arith.constant(index, size))
+        blocks = arith.ceildivsi(dim_of(add.target, row), arith.constant(index, size))
         first = arith.minsi(found.lower, blocks)
         rest = arith.maxsi(found.lower, found.upper)
         _count_each(add, found, counter, zero, first, one)
@@ -422,4 +420,3 @@ def _loops_around(op) -> list:
 
 def _is(value, name: str) -> bool:
     return not isinstance(value.owner, ir.Block) and value.owner.name == name
-

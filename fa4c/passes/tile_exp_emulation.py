@@ -16,7 +16,7 @@ Source: Shah et al. 2026 (FlashAttention-4), section 3.1.2.
 from collections import Counter
 
 from ..ir.diagnostics import Diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from ..ir.tile import Exp2Op, MapOp, MmaOp
 from ..targets import of as target_of
 from ._tile_map import operations_in
@@ -86,7 +86,7 @@ def _is_wide(kind) -> bool:
 def _emulate(operation, share: int) -> None:
     with ir.InsertionPoint(operation), operation.location:
         emulated = Exp2Op(
-            x=operation.operands[0], emulated=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), share), out=operation.results[0].type
+            x=operation.operands[0], emulated=i64(share), out=operation.results[0].type
         )
     operation.results[0].replace_all_uses_with(emulated.out)
     operation.erase()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, i64, ir
 from ..ir.tile import space_of, tile_type
 from ..targets import of as target_of
 from ._tile_map import operations_in
@@ -112,7 +112,7 @@ class _Product:
         folded = half < self.target.mma.m
         a, b = self._exchanged(), self._both_blocks()
         shape = [2 * half, self.columns // 2] if folded else [half, self.columns]
-        for name, value in (("ctas", ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 2)), ("folded", ir.BoolAttr.get(True))):
+        for name, value in (("ctas", i64(2)), ("folded", ir.BoolAttr.get(True))):
             if name != "folded" or folded:
                 op.attributes[name] = value
         op.operation.operands[0], op.operation.operands[1] = a, b
@@ -135,7 +135,7 @@ class _Product:
         written = before.owner.opview if space_of(before.type) == "smem" else None
         with ir.InsertionPoint(written or self.op), (written or self.op).location:
             new = tile_pair.ExchangeOp(
-                x=self.source, axis=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis),
+                x=self.source, axis=i64(axis),
                 buffers=written.attributes.get("buffers") if written else None,
                 out=tile_type(shape, self.source.type.element_type, "smem"),
             )  # fmt: skip

@@ -23,7 +23,7 @@ After:   "tile.launch"(%all, %c1, %c1, ..., %row_blocks, %heads, %pairs, %sectio
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import arith, ir
 from ..ir.tile import DeviceOp, DimOp, GlobalAddOp, KernelOp, LaunchOp, LoadOp, Pow2FloorOp, ProgramIdOp, WaitCountOp
-from ._tile_map import operations_in
+from ._tile_map import dim_of, operations_in
 from .loop_nest import constant
 from .registry import register_pass
 
@@ -210,5 +210,5 @@ def _bytes_of_a_head(launch, kernel, loop):
 
 def _size(tensor, axis: int):
     if tensor.type.is_dynamic_dim(axis):
-        return DimOp(tensor=tensor, axis=ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis), out=ir.IndexType.get()).out
+        return dim_of(tensor, axis)
     return arith.constant(ir.IndexType.get(), tensor.type.get_dim_size(axis))

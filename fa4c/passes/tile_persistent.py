@@ -23,7 +23,7 @@ from .. import targets
 from ..ir import tile
 from ..ir.mlir import arith, ir, scf
 from . import shared_room
-from ._tile_map import operations_in
+from ._tile_map import dim_of, operations_in
 from .registry import register_pass
 from .workspaces import add_workspace, host_of, tensor_argument
 
@@ -126,9 +126,7 @@ def _longest_trip(launch, kernel, loop):
     for op in operations_in(loop):
         if isinstance(op, tile.LoadOp):
             tensor, rows = launch.tensors[arguments.index(op.source)], list(op.dims)[0]
-            axis = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), rows)
-            size = tile.DimOp(tensor=tensor, axis=axis, out=index).out
             along = op.out.type.shape[0 if len(op.dims) == 2 else 1]
-            trips = arith.ceildivsi(size, arith.constant(index, along))
+            trips = arith.ceildivsi(dim_of(tensor, rows), arith.constant(index, along))
             longest = trips if longest is None else arith.maxsi(longest, trips)
     return longest

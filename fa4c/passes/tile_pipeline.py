@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from .. import targets
 from ..ir import tile
 from ..ir.diagnostics import Diagnostic, op_diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from ..ir.tile import space_of
 from . import loop_graph, modulo, shared_columns, shared_savings
 from ._attn_to_tile_shape import register_budget
@@ -59,7 +59,7 @@ def tile_pipeline(module: ir.Module, *, stages: int = 0, buffers: int = 0) -> No
         if buffers:
             for op in loop.regions[0].blocks[0].operations:
                 if isinstance(op, tile.LoadOp):
-                    op.attributes["buffers"] = _i64(buffers)
+                    op.attributes["buffers"] = i64(buffers)
         plan = plan_loop(loop, target, stages=stages)
         set_schedule(plan)
         if not buffers:
@@ -79,7 +79,7 @@ class LoopPlan:
 
 def set_schedule(plan: LoopPlan) -> None:
     for op, stage, order in zip(plan.loop.ops, plan.stages, plan.orders, strict=True):
-        op.attributes["stage"], op.attributes["order"] = _i64(stage), _i64(order)
+        op.attributes["stage"], op.attributes["order"] = i64(stage), i64(order)
 
 
 def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
@@ -288,7 +288,3 @@ def _refusal(graph_of: LoopGraph, pins: _Pins, stages: int, error: modulo.Unsche
                              fix="remove `stage` and `order` from some of them")
     return op_diagnostic(graph_of.loop, "cannot be pipelined: no schedule exists",
                          why=f"these wait for each other within one iteration: {' -> '.join(names)}" if names else "")
-
-
-def _i64(number: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)

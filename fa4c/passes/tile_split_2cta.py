@@ -23,7 +23,7 @@ Run first at the tile level. Source: FlashAttention-4 (arXiv 2603.05451), sectio
 
 from ..ir import tile, tile_pair
 from ..ir.diagnostics import Diagnostic, op_diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, i64, ir
 from ..targets import of as target_of
 from . import op_costs
 from ._tile_map import operations_in
@@ -131,7 +131,7 @@ class _Kernel:
             if (load, axis) not in halves:
                 halves[load, axis] = _half(load, axis, rank)
             op.operation.operands[1] = halves[load, axis]
-            op.attributes["ctas"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 2)
+            op.attributes["ctas"] = i64(2)
         for load in {load for load, _ in halves}:
             if not list(load.out.uses):
                 load.operation.erase()

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from ..ir.tile import space_of
-from .consumer_barriers import CONTROL, Consumer, i64, operations_of, operations_within, place_type
+from .consumer_barriers import CONTROL, Consumer, operations_of, operations_within, place_type
 
 
 class Links:

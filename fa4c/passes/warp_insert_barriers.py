@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from .. import targets
 from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from . import handed_over_barriers
-from .consumer_barriers import PLAIN_READS, Consumer, buffers_of_reads, i64, level_of, operations_of, operations_within, place_type
+from .consumer_barriers import PLAIN_READS, Consumer, buffers_of_reads, level_of, operations_of, operations_within, place_type
 from .protocol_state import byte_range
 from .registry import register_pass
 from .row_barriers import companions
@@ -304,5 +304,3 @@ def _bytes(buffer) -> int:
     """Of one slot."""
     _, rows, columns = buffer.type.shape
     return rows * columns * warp.bits_of(buffer.type.element_type) // 8
-
-

@@ -11,7 +11,7 @@ Run after warp-specialize, before warp-insert-barriers. A kernel that has barrie
 """
 
 from ..ir import warp
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from .registry import register_pass
 from .shared_exchange import exchanged
 
@@ -63,4 +63,4 @@ def _take_turns_in(loop) -> bool:
 
 
 def _id():
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), FIRST_ID)
+    return i64(FIRST_ID)

@@ -27,13 +27,13 @@ from typing import Literal
 from .. import targets
 from ..ir import tile, tile_pair, warp
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import ir
+from ..ir.mlir import i64, ir
 from ..ir.tile import space_of
 from . import fragments, handed_over
 from .handed_over import EPILOGUE, is_reduce
 from .registry import register_pass
 from .role_loops import clone_op, operations_within
-from .role_ops import ALL, Role, i64, is_any, is_compute, is_load, is_row, is_staged
+from .role_ops import ALL, Role, is_any, is_compute, is_load, is_row, is_staged
 from .schedule import is_scalar_op
 from .shared_room import BARRIER_BYTES, follows
 from .streams import COMPUTE, LOAD, REDUCE
@@ -320,5 +320,3 @@ def _swizzle(op, kind, target, shares: int) -> int:
 
 def _bytes(kind) -> int:
     return kind.shape[0] * kind.shape[1] * warp.bits_of(kind.element_type) // 8
-
-

@@ -36,7 +36,6 @@ def test_the_example_verifies():
 
 # operation -> [(text in the example, what stands there instead, what is said)]
 FRAGMENT, BUFFER = "tensor<128x128xf32, #tile.reg>", "tensor<1x128x128xbf16, #tile.smem>"
-VOTE = '    "warp.vote_any"({0}, {1}) : ({2}, {3}) -> ()\n    "warp.store_shared"'
 WALK = '    "warp.walk"({1}) ({{\n    {0}\n      "warp.fence_async"() : () -> ()\n    }}) {{{3}operandSegmentSizes = array<i32: 1, {2}>}} : ({4}) -> ()\n    "warp.fence_async"'  # noqa: E501
 ROWS = '    %lse = "warp.fragment"() : () -> {0}\n    "warp.store_rows"(%lse, {1}) : ({0}, {2}) -> ()\n    "warp.fence_async"'
 
