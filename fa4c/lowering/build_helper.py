@@ -37,6 +37,7 @@ def build_all(sources: dict[str, str], arch: str, helper: Helper | None = None) 
 
 
 def usable_cpus() -> int:
+    """Those that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -37,6 +37,8 @@ class Launch:
 
 @dataclass
 class Parameter:
+    """Of an emitted kernel: how its text declares it, and its entry in the manifest, which says where the runtime takes it from."""
+
     key: tuple  # what the emitter looks it up by
     name: str
     annotation: str

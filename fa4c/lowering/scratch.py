@@ -17,6 +17,7 @@ _FORGOTTEN = 24 * 3600.0
 
 
 def folder() -> tempfile.TemporaryDirectory:
+    """A new one, removed when it is closed or collected. Raises OSError."""
     _sweep(tempfile.gettempdir())
     return tempfile.TemporaryDirectory(prefix=_PREFIX)
 

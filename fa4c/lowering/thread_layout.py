@@ -13,6 +13,8 @@ from ..ir.warp import values_held
 
 @dataclass(frozen=True)
 class Quads:
+    """As an accumulator of wgmma, and of four warps' mma.m16n8k16: four threads share a row."""
+
     rows: int = 64  # of a warpgroup
     neighbours: bool = False  # whether elements r and r + 1 of a row, r even, lie in registers r and r + 1 for all tiles
 
@@ -45,6 +47,8 @@ class Quads:
 
 @dataclass(frozen=True)
 class Lanes:
+    """As tensor memory is read: a row a thread."""
+
     rows: int = 128
     neighbours: bool = True
 

@@ -100,6 +100,7 @@ class Plan:
 
 
 def make_plan(function) -> Plan:
+    """What becomes of each value of an attn function. Raises Diagnostic where one has no lowering."""
     facts = function_facts(function)
     _refuse_packed(function, facts)
     block = function.operation.regions[0].blocks[0]

@@ -50,6 +50,8 @@ class Demand:
 
 @dataclass(frozen=True)
 class Shape:
+    """A block: rows of the scores, columns of them, and copies in shared memory of what is loaded for each block of columns."""
+
     block_m: int
     block_n: int
     buffers: int

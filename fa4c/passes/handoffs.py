@@ -35,6 +35,8 @@ _MOST_SLOTS = MOST_BEHIND  # of a link
 
 @dataclass(frozen=True)
 class Link:
+    """Role `sink` does `after` of an iteration when role `source` has done `before` of `ahead` iterations earlier."""
+
     source: str
     sink: str
     before: object  # operation or loop of the source's program

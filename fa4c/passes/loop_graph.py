@@ -98,6 +98,7 @@ class LoopGraph:
 
 
 def build(loop, target) -> LoopGraph:
+    """Of the `scf.for` of a tile kernel. Its operations need no stage or order yet."""
     body = _Body(loop)
     costs = [cost(op, target) for op in body.ops]
     graph_ops = [_graph_op(op, c) for op, c in zip(body.ops, costs, strict=True)]

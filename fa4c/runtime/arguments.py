@@ -13,6 +13,9 @@ from .torch_types import name_of
 
 
 def check_tensors(q, k, v) -> None:
+    """q (b, sq, hq, d), k (b, sk, hkv, d), v (b, sk, hkv, dv): strided, one dtype (bf16 or fp16), one device, hkv divides hq. Raises
+    `InputTypeError` for what is no such tensor, `InputError` for sizes that do not fit.
+    """
     named = {"q": q, "k": k, "v": v}
     for name, t in named.items():
         if not isinstance(t, torch.Tensor):
@@ -52,6 +55,7 @@ def check_tensors(q, k, v) -> None:
 
 
 def check_head_dims(d, dv) -> None:
+    """Raises `InputError` unless both are multiples of 8, from 8 to 256."""
     for name, size in (("d", d), ("dv", dv)):
         if not isinstance(size, int) or size % 8 or not 8 <= size <= 256:
             raise InputError(
@@ -62,18 +66,21 @@ def check_head_dims(d, dv) -> None:
 
 
 def check_dtype(dtype: str, name: str = "dtype") -> str:
+    """The dtype, "bf16" or "fp16"; raises `InputTypeError` for another one. `name`: whose it is."""
     if dtype not in ("bf16", "fp16"):
         raise InputTypeError(f"{name} is {dtype}, which is not supported", why="the kernels read bf16 and fp16", fix="x.to(torch.bfloat16)")
     return dtype
 
 
 def check_target(target: str) -> str:
+    """The target, raises `InputError` for one that there is not."""
     if target not in TARGETS:
         raise InputError(f"unknown target {target!r}{nearest(target, TARGETS)}", why=f"the targets are {', '.join(TARGETS)}")
     return target
 
 
 def check_options(causal, align, window, softcap, scale) -> dict:
+    """The same five, in the types that a variant's tree is made from; raises `InputError`. Distances of `window` are in tokens."""
     if align not in ("bottom_right", "top_left"):
         raise InputError(f"align is {align!r}{nearest(str(align), ('bottom_right', 'top_left'))}", why="it is 'bottom_right' or 'top_left'")
     if window is not None:
@@ -104,10 +111,12 @@ def check_options(causal, align, window, softcap, scale) -> dict:
 
 
 def is_number(x, positive=False) -> bool:
+    """Whether x is a finite number, and no truth value; greater than 0 with `positive`."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and (not positive or x > 0)
 
 
 def refuse_functions(score_mod, mask_mod) -> None:
+    """Raises `NotYetError` for a function."""
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:
             raise NotYetError(
@@ -118,6 +127,7 @@ def refuse_functions(score_mod, mask_mod) -> None:
 
 
 def refuse_options(options) -> None:
+    """Raises `InputError` for an option, as `check_options` returns them, that is not as by default: beside `variant=`."""
     default = dict(causal=False, align="bottom_right", window=None, softcap=None, scale=None)
     for name, value in options.items():
         if value != default[name]:

@@ -56,6 +56,7 @@ class Artifact:
 
     @property
     def direction(self) -> str:
+        """"fwd", "bwd", or "both": a forward that has its backward inside."""
         return self.manifest["direction"]
 
     @property
@@ -81,6 +82,7 @@ class Artifact:
         raise ArtifactError(f"no member ends with {suffix!r}", where=self.path, why=f"the members are {', '.join(self.members)}")
 
     def save(self, path) -> None:
+        """Write it as NAME.fa4c, all or nothing. Raises OSError."""
         write(path, self.manifest, self.members)
 
     def __repr__(self) -> str:

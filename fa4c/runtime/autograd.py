@@ -39,6 +39,9 @@ class Training:
         return found
 
     def backward(self, of: tuple[bool, bool], needs: tuple[bool, ...]) -> Callable:
+        """What computes gradients `of` (o, lse) for the inputs that need them, made at the first call: from a list of the inputs, all
+        results and the gradients that came to a gradient, or None, for each input.
+        """
         key = of, needs, self.deterministic or torch.are_deterministic_algorithms_enabled()
         made = self.made.get(key)
         if made is None:

@@ -39,6 +39,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
+        """Error over limit; infinite where only 0 is right."""
         return 0.0 if self.ok and self.err == 0 else self.err / self.limit if self.limit else float("inf")
 
     def __str__(self) -> str:
@@ -145,6 +146,7 @@ def expected(semantics: dict, inputs: dict[str, torch.Tensor]) -> tuple[dict, di
 
 
 def lse_values(semantics: dict) -> set[str]:
+    """Values of the tree that are a softmax's log-sum-exp."""
     return {op["out"][1] for op in semantics["body"] if op["op"] == "softmax" and len(op["out"]) > 1}
 
 

@@ -13,6 +13,7 @@ _counts: Counter = Counter()
 
 
 def count(name: str, amount: int = 1) -> None:
+    """Add to a counter, from any thread."""
     with _lock:
         _counts[name] += amount
 
@@ -29,5 +30,6 @@ def stats() -> dict[str, int]:
 
 
 def reset() -> None:
+    """All counters to 0, for tests."""
     with _lock:
         _counts.clear()

@@ -55,6 +55,7 @@ def ask(result, doing: str):
 
 @functools.cache
 def capability(device: int) -> tuple[int, int]:
+    """Compute capability of a CUDA device, (9, 0) of an H200; asked once."""
     import torch
 
     return torch.cuda.get_device_capability(device)
@@ -66,6 +67,7 @@ def target_of(device: int) -> str | None:
 
 
 def check_target(target: str, device: int, where: str = "fa4c") -> None:
+    """Raises `BackendError` unless kernels for `target` run on the CUDA device."""
     if capability(device) != TARGETS[target]:
         import torch
 

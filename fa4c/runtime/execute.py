@@ -102,6 +102,7 @@ def choose_backend(backend: str | None, device: torch.device) -> str:
 
 
 def emulator_available() -> bool:
+    """Whether CPU tensors can run here."""
     try:
         from . import emulated
 
@@ -134,6 +135,7 @@ def check_inputs(artifact: Artifact, inputs: dict) -> list[torch.Tensor]:
 
 
 def check_tensor(spec: Tensor, tensor, where: str) -> torch.Tensor:
+    """The tensor; raises `InputTypeError` unless it is strided and of the manifest's dtype. Shapes are checked when planning."""
     if not isinstance(tensor, torch.Tensor):
         raise InputTypeError(f"{spec.name} is {type(tensor).__name__}, not a torch.Tensor", where=where, fix="torch.as_tensor(...)")
     if tensor.layout != torch.strided:
@@ -154,6 +156,7 @@ def check_tensor(spec: Tensor, tensor, where: str) -> torch.Tensor:
 
 
 def check_devices(names, tensors, where: str = "fa4c") -> None:
+    """Raises `InputError` unless all are on one device."""
     for name, tensor in zip(names, tensors):
         if tensor.device != tensors[0].device:
             raise InputError(
@@ -162,6 +165,9 @@ def check_devices(names, tensors, where: str = "fa4c") -> None:
 
 
 def wanted_outputs(artifact: Artifact, want, outputs) -> tuple[str, ...]:
+    """Names in the manifest's order: all, or those in `want` and all that are not optional. Raises `InputError` for an unknown name in
+    `want` or in `outputs` (tensors to write to, by name).
+    """
     program = artifact.program
     names = [t.name for t in program.outputs]
     for name in [*(want or ()), *(outputs or ())]:

@@ -72,6 +72,7 @@ def bind_sizes(specs, shapes: dict[str, tuple], where: str = "fa4c") -> dict[str
 
 
 def check_heads(sizes: dict[str, int], where: str = "fa4c") -> None:
+    """Raises `InputError` where hkv does not divide hq."""
     hq, hkv = sizes.get("hq"), sizes.get("hkv")
     if hq and hkv is not None and (hkv == 0 or hq % hkv):
         raise InputError(

@@ -46,6 +46,8 @@ class Param:
 
 @dataclass(frozen=True)
 class Launch:
+    """A step: a kernel of the manifest by name, its grid in CTAs, its parameters in order."""
+
     kernel: str
     grid: tuple[int, int, int]
     params: tuple[Param, ...]
@@ -53,6 +55,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Fill:
+    """A step: all elements of a tensor or workspace become `value`."""
+
     buffer: str
     value: float
 

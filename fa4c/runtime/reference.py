@@ -34,6 +34,7 @@ def evaluate(
 
 
 def result_shapes(semantics: dict, sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """{result: shape in memory layout}; `sizes` names all axes and dimensions that the types leave open."""
     packed = packed_dims(semantics["args"])
     return {
         r["name"]: tuple(
@@ -82,6 +83,7 @@ class Evaluator:
         self.groups = self.sizes["hq"] // max(self.sizes["hkv"], 1)
 
     def run(self) -> dict[str, torch.Tensor]:
+        """{result: tensor in memory layout}, in the evaluation's dtype (integers as they are)."""
         results = {
             r["name"]: torch.zeros(shape, dtype=self.result_dtype(r), device=self.device)
             for r, shape in zip(self.s["results"], result_shapes(self.s, self.sizes).values())
@@ -106,6 +108,7 @@ class Evaluator:
                 yield _Chunk(self, b, chunk, sizes).run()
 
     def result_dtype(self, result) -> torch.dtype:
+        """Of a result of the tree: its own when eager, and of integers; else that of the evaluation."""
         dtype = TORCH[result["dtype"]]
         return self.exact if self.exact is not None and dtype.is_floating_point else dtype
 

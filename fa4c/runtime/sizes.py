@@ -44,6 +44,9 @@ def parse_sizes(text: str, names=()) -> dict[str, int]:
 
 
 def complete_sizes(sizes: dict[str, int]) -> dict[str, int]:
+    """With what is left out: m and n follow each other, so do hq and hkv, others are `DEFAULT_SIZES`. Raises `InputError` where hkv does
+    not divide hq.
+    """
     full = dict(sizes)
     for name, other in (("m", "n"), ("n", "m"), ("hkv", "hq")):
         if name not in full and other in full:

@@ -39,6 +39,10 @@ class Mma:
 
 @dataclass(frozen=True)
 class Target:
+    """Sizes in elements, bytes where the name says so; throughputs in results of one SM and clock. Where each number
+    is from: the target's file.
+    """
+
     name: str
     description: str
     runs_on: str

@@ -21,6 +21,7 @@ _FIX = "write it with fa4c tune --apply, or remove it"
 
 
 def path_of(name: str) -> pathlib.Path:
+    """The file of a target's measured shapes, which may be missing."""
     return pathlib.Path(__file__).with_name(f"{name}_tuned.json")
 
 

@@ -248,6 +248,7 @@ class _Case:
 
 
 def variant_of(problem: dict) -> str:
+    """Name and head dims, as results and progress name it."""
     dims = problem["head_dims"]
     return f"{problem['name']} d={dims[0]}" + (f",{dims[1]}" if dims[0] != dims[1] else "")
 

@@ -20,6 +20,8 @@ _TILE_CLOCKS = 3200  # first copies, last stores: 3.8 us for a CTA of its own, a
 
 @dataclass(frozen=True)
 class Blocks:
+    """A block's rows and columns, and copies of what is loaded for each block: a configuration of the target's data, without MLIR."""
+
     block_m: int
     block_n: int
     buffers: int
@@ -31,6 +33,7 @@ def tile_clocks(problem: dict, target, shape: Blocks, blocks: float) -> float:
 
 
 def block_clocks(problem: dict, target, shape: Blocks) -> float:
+    """One block of a tile, all warpgroups of its CTA together. `problem`: as in the target's data."""
     m, n = shape.block_m, shape.block_n
     warpgroups = m / target.mma.m
     tensor = 2 * m * n * sum(problem["column_tiles"]) / target.mma_flops
