@@ -197,6 +197,15 @@ def test_pipelines_name_passes_that_exist():
         assert resolve(pipeline(target, direction, entry=PARTS[0], emit=list(PIPELINES[target, direction])[-1]))
 
 
+def test_block_shapes_are_tried_by_passes_of_the_pipeline():
+    """`attn-to-tile` looks at the step that they make, in the order in which they run behind it."""
+    from fa4c.passes._attn_to_tile_trial import _TO_SCHEDULE
+    from fa4c.passes.pipelines import SM100A_FORWARD
+
+    tried = _TO_SCHEDULE.split(",")
+    assert [name for name in SM100A_FORWARD["tile"].split(",") if name in tried] == tried
+
+
 def test_dialect_files_postpone_no_annotations():
     """It turns operands into attributes without a word (the contract, section 9)."""
     for name in ("attn", "tile", "warp"):

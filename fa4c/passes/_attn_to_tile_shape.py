@@ -11,23 +11,22 @@ import itertools
 from dataclasses import dataclass, replace
 
 from ..ir.diagnostics import op_diagnostic
+from .register_pressure import OTHER_REGISTERS
+from .shared_room import BARRIER_BYTES, NARROW_PART
 
-# A 128x128 causal block on the diagonal is half wasted; wider ones waste more than they save (to be measured for full masks).
+# A 128x128 causal block on the diagonal is half wasted; wider ones waste more than they save: 128x192 is 5 to 17 % slower at head dim 64
+# from 4k keys on; 128x176 at 128, with a full mask, is up to 24 % slower and 1 % faster at best (H200, bench/NOTES.md)
 _WIDEST = 128
 _COLUMN_STEP = 16
-# Addresses, loop counters, row statistics: FA-4's 192x128 kernel for head dim 64 has this many of 160 registers beside its tiles, no spill.
-_OTHER_REGISTERS = 32
 _REGISTERS_PER_FURTHER_SOFTMAX = 8  # two rows a thread: maximum, row sum, factor, and room
-_BACKWARD_HALVES = 5
+_BACKWARD_HALVES = 5  # 16-bit units of S and dP, in f32, and what one of them is cast to
 _COMPUTE_WARPGROUPS = (1, 2, 3)
 _COPYING_WARPGROUPS = 1  # of kernels of one block of columns or none, which memory bandwidth bounds: small CTAs, several on an SM
 _ROW_BLOCKS = (1, 2)
-_PRODUCER_REGISTERS = 24
-_BARRIER_BYTES = 1024
-_DEFAULT_BUFFERS = 2
+_PRODUCER_REGISTERS = 24  # of a thread of the warpgroup that loads, as CUTLASS-style producers have
+_DEFAULT_BUFFERS = 2  # one is read while the other is filled
 STREAMED_BUFFERS = 2  # copies in shared memory of what an MMA sums over rows
 _SMALLEST_BLOCK = 32  # columns of scores that a backward without a sum over CTAs takes
-NARROW_PART = 16  # columns of a sum over CTAs, on their way to memory, where shared memory is short: rows of 64 bytes
 _MOST_ADDED = 2  # copies of a sum's part that is being added to memory: one is written while the other is read
 
 
@@ -190,6 +189,9 @@ def copies_of_added(demand: Demand, target, shape: Shape) -> int:
 
 
 def _registers(demand: Demand, target, shape: Shape) -> int:
+    """Of a thread: tiles, and `OTHER_REGISTERS` for addresses, loop counters and row statistics, as many as FA-4's 192x128 kernel for head
+    dim 64 has of 160 beside its tiles, without a spill.
+    """
     threads = 32 * target.warps_per_warpgroup
     scores = -(-target.mma.m * shape.block_n * demand.live_halves // (2 * threads))
     streamed = [width * shape.block_n // (threads * shape.block_m // target.mma.m) for width in demand.streamed]
@@ -202,7 +204,7 @@ def _registers(demand: Demand, target, shape: Shape) -> int:
     return (
         max([scores, *streamed])
         + accumulators // threads
-        + _OTHER_REGISTERS
+        + OTHER_REGISTERS
         + _REGISTERS_PER_FURTHER_SOFTMAX * max(0, demand.softmaxes - 1)
     )
 
@@ -223,7 +225,7 @@ def backward_registers(target, widths, streamed) -> int:
     scores = -(-target.mma.m * columns * (_BACKWARD_HALVES - 2 * in_tmem) // (2 * threads))
     transient = max([scores, *(target.mma.m * width // (2 * threads) for width in streamed)])
     held = sum(target.mma.m * width // threads for width in widths) if target.mma.accumulator == "reg" else 0
-    return held + transient + _OTHER_REGISTERS
+    return held + transient + OTHER_REGISTERS
 
 
 def backward_columns(target, widths, streamed, ctas: int = 1) -> int:
@@ -270,7 +272,7 @@ def _smem(demand: Demand, shape: Shape) -> int:
     """The output tiles reuse the rows' ones or the rotating copies, which are free by then."""
     streamed = 2 * STREAMED_BUFFERS * shape.block_m * shape.block_n * bool(demand.streamed) + 4 * shape.block_n * sum(demand.streamed)
     tiles = 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.buffers * shape.block_n * sum(demand.column_tiles)
-    return tiles + streamed + _BARRIER_BYTES
+    return tiles + streamed + BARRIER_BYTES
 
 
 def _smem_beside_tmem(demand: Demand, shape: Shape) -> int:
@@ -287,4 +289,4 @@ def _smem_beside_tmem(demand: Demand, shape: Shape) -> int:
     else:
         columns = sum(set(widths))
     streamed = 2 * shape.block_m * shape.block_n + 4 * 2 * (32 if demand.ctas == 1 else NARROW_PART) * shape.block_n
-    return 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.block_n * columns + streamed + _BARRIER_BYTES
+    return 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.block_n * columns + streamed + BARRIER_BYTES

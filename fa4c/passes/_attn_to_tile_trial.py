@@ -14,7 +14,8 @@ from ._attn_to_tile_shape import Shape
 from .modulo import Unschedulable
 from .registry import run_pipeline
 
-# What makes the step of a loop where MMAs sum in tensor memory.
+# What makes the step of a loop where MMAs sum in tensor memory: of a forward's passes (`pipelines.py`, a test compares) those that form
+# it, by their defaults. What a user changes of the others does not change the shape.
 _TO_SCHEDULE = "tile-accumulate-in-tmem,tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-alias-tmem"
 
 

@@ -29,7 +29,7 @@ from .corrections import Box
 from .implied_order import MOST_BEHIND
 from .schedule import body_slots
 
-_MOST_LINKS = 40
+_MOST_LINKS = 40  # that are looked for: the fused backward in pairs with two roles for sums, the most so far, takes 11
 _MOST_SLOTS = MOST_BEHIND  # of a link
 
 

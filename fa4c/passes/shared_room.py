@@ -8,6 +8,7 @@ from ..ir import tile, tile_pair
 from ._tile_map import operations_in
 
 BARRIER_BYTES = 1024  # room for mbarriers at the start of shared memory; buffers need 1024-byte alignment anyway
+NARROW_PART = 16  # columns of a sum over CTAs, on their way to memory, where shared memory is short: rows of 64 bytes
 
 
 def bytes_of(op) -> int:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from ..ir import tile
 from ..ir.mlir import i64
 from . import loop_interval, shared_room
-from ._attn_to_tile_shape import NARROW_PART
 from .loop_graph import LoopGraph
 from .modulo import Unschedulable
 
@@ -37,9 +36,9 @@ def make_room(graph_of: LoopGraph, places: Sequence[tuple[int, int]], target) ->
         i = min(enough, key=lambda i: _interval_with_less(graph_of, i, places, target)) if len(enough) > 1 else further[0]
         _set(ops[i], "buffers", ops[i].buffers.value - 1)
     for op in ops:
-        staged = isinstance(op, tile.GlobalAddOp) and op.staged is not None and op.staged.value > NARROW_PART
-        if lacking() > 0 and staged and op.x.type.shape[1] % NARROW_PART == 0:
-            _set(op, "staged", NARROW_PART)
+        staged = isinstance(op, tile.GlobalAddOp) and op.staged is not None and op.staged.value > shared_room.NARROW_PART
+        if lacking() > 0 and staged and op.x.type.shape[1] % shared_room.NARROW_PART == 0:
+            _set(op, "staged", shared_room.NARROW_PART)
     number = 0
     for a, b in itertools.combinations(widest_first, 2):
         if lacking() > 0 and _can_take_turns(graph_of, places, needed, a, b, target):

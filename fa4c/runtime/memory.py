@@ -10,7 +10,7 @@ import torch
 
 from .errors import InputError
 
-_WORTH_ASKING = 1 << 28
+_WORTH_ASKING = 1 << 28  # bytes: less is not worth asking the system for
 
 
 def require(size: int, device, what: str, *, where: str = "--shape", fix: str = "choose smaller sizes") -> None:
