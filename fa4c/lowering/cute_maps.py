@@ -78,7 +78,7 @@ class MapRules:
         those that led to it.
         """
         self.spread = {}
-        if self.layout.rows == 128:
+        if self.layout.whole_rows:
             loads = _loads_by_column(body)
             steps = [op for op in body.operations if any(op in slice_ for slice_ in loads.values())]
             for load, slice_ in loads.items():

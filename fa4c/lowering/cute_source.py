@@ -167,7 +167,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
             terms.append(f"({self.operand(coord)}, {self._size(tensor, axis)}, {self.parameter_name[('stride', tensor, axis)]})")
         listing = ", ".join(terms) + ("," if len(terms) == 1 else "")
         pointer = self.parameter_name[("pointer", tensor)]
-        own_row = self.role is not None and self.layout.rows == 128 and bool(terms)  # then a map loads many of them
+        own_row = self.role is not None and self.layout.whole_rows and bool(terms)  # then a map loads many of them
         read = "read_if_inside" if own_row and bits_of(op.out.type) == 32 else "read_element"
         read = "read_exclusive(" if op.exclusive.value else f"{read}({dsl_type(op.out.type)}, "
         self._assign(op.out, f"{read}{pointer}, ({listing}))", "x")
@@ -292,7 +292,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
     def _own_row(self, body):
         """In a loop around others, what a thread's row leads to is found where it is used, and not kept in registers through those."""
         outer, warps = self.row0, list(self.role.warps)
-        if self.layout.rows == 128 and any(op.operation.name == "scf.for" for op in nested_in(body)):
+        if self.layout.whole_rows and any(op.operation.name == "scf.for" for op in nested_in(body)):
             self.row0 = self.names.fresh("row0")
             self.top(f"{self.row0} = {self.layout.first_row(warps[0], len(warps))}")
         yield
@@ -303,7 +303,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         and load the parameters for it. Not where registers are short, as where they hold all tiles.
         """
         found = []
-        for op in nested_in(body) if self.layout.rows == 128 else ():
+        for op in nested_in(body) if self.layout.whole_rows else ():
             if isinstance(op, warp.WhenOp) and space_of(op.cond.type) != "reg" and op.cond in self.values and op.cond not in self.held:
                 self.held[op.cond] = self.names.fresh("held")
                 self.top(f"{self.held[op.cond]} = hold(select(Int32, {self.operand(op.cond)}, 1, 0))")

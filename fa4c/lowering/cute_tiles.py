@@ -38,8 +38,7 @@ class TileRules:
             return
         self._check_box(op, [rows, span])
         self.top(comment(op))
-        slot = self.operand(op.state)
-        full = f"{self.operand(self._pipe(op.state))} + {slot}"
+        slot, full = self.operand(op.state), self._full(op.state)
         hint = f", l2_cache_hint={self._l2_policy(op.l2.value)}" if op.l2 is not None else ""
         copy, pair = "prims.cp_async_bulk_tensor_shared_cta_global", ""
         if self._pipe(op.state).owner.opview.leader.value:  # onto the barrier of the pair's first CTA
@@ -66,7 +65,7 @@ class TileRules:
             coords = self._coords(op.coords, f"{slab} * {span}", row, f"cta_rank * {share}")
             self.top(
                 f"prims.cp_async_bulk_tensor_shared_cluster_global({target}, {self.operand(op.map)}.get_ptr(), ({coords}), "
-                f"{self.operand(self._pipe(op.state))} + {slot}, [], multicast_mask=Int16({(1 << ctas) - 1}){hint})"
+                f"{self._full(op.state)}, [], multicast_mask=Int16({(1 << ctas) - 1}){hint})"
             )
 
     def _stage(self, buffer) -> int:
@@ -80,7 +79,7 @@ class TileRules:
 
     def load_columns(self, op) -> None:
         self.top(comment(op))
-        if self.layout.rows == 128:
+        if self.layout.whole_rows:
             width = op.buffer.type.shape[2]
             self.top(f"load_row({self.operand(op.buffer)}, {self._slot_offset(op)}0, {self.operand(op.target)}, {width})")
             return
@@ -185,7 +184,7 @@ class TileRules:
         self.top(f"add_count({self._counter(op)})")
 
     def store_shared(self, op) -> None:
-        if self.layout.rows == 128:
+        if self.layout.whole_rows:
             self.store_shared_rows(op)
             return
         if warp.bits_of(op.source.type.element_type) == 32:
@@ -240,7 +239,7 @@ class TileRules:
             self.top(f"store_pair({self.operand(op.buffer)}, {offset}, {source}, {row0} % 2 == 1, {at}, {other})")
 
     def store_rows(self, op) -> None:
-        if self.layout.rows == 128:
+        if self.layout.whole_rows:
             self.store_one_row(op)
             return
         target, rank = op.target, op.target.type.rank
@@ -260,7 +259,7 @@ class TileRules:
 
     def store_first_row(self, op) -> None:
         pointer = self.parameter_name[("pointer", op.target)]
-        with self.top.block(f"if ({self.row0} == 0) & {'' if self.layout.rows == 128 else '(t % 4 == 0) & '}({pointer} != 0):"):
+        with self.top.block(f"if ({self.row0} == 0) & {'' if self.layout.whole_rows else '(t % 4 == 0) & '}({pointer} != 0):"):
             self.top(f"write_element({dsl_type(op.target.type.element_type)}, {pointer}, Int64(0), {self.operand(op.source)}[0])")
 
     def global_add(self, op) -> None:
@@ -300,7 +299,7 @@ class TileRules:
         terms = [f"Int64({c}) * {self.parameter_name[('stride', op.target, axis)]}" for axis, c in enumerate(coords)]
         inside = [f"({c} >= 0) & ({c} < {self._size(op.target, axis)})" for axis, c in enumerate(coords)]
         total = self.names.fresh("total")
-        whole = f"warp_sum({source}[0])" if self.layout.rows == 128 else f"warp_rows_sum({source}[0] + {source}[1])"
+        whole = f"warp_sum({source}[0])" if self.layout.whole_rows else f"warp_rows_sum({source}[0] + {source}[1])"
         self.top(f"{total} = {whole}")
         at = f"{self.parameter_name[('pointer', op.target)]} + 4 * ({' + '.join(terms) or 'Int64(0)'})"
         self.top(f"add_to_global({at}, 0, {' & '.join(['(t % 32 == 0)', *inside])}, [{total}])")
@@ -388,7 +387,7 @@ class TileRules:
             self.map_elements(body, elements, texts, store)
 
     def reduce(self, op) -> None:
-        if self.layout.rows == 128:
+        if self.layout.whole_rows:
             self.reduce_row(op)
             return
         source, target = self.operand(op.source), self.operand(op.target)

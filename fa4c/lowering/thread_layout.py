@@ -16,6 +16,7 @@ class Quads:
     """As an accumulator of wgmma, and of four warps' mma.m16n8k16: four threads share a row."""
 
     rows: int = 64  # of a warpgroup
+    whole_rows: bool = False  # whether a thread holds all columns of a row
     neighbours: bool = False  # whether elements r and r + 1 of a row, r even, lie in registers r and r + 1 for all tiles
 
     def header(self, first_warp: int, warps: int) -> list[str]:
@@ -50,6 +51,7 @@ class Lanes:
     """As tensor memory is read: a row a thread."""
 
     rows: int = 128
+    whole_rows: bool = True
     neighbours: bool = True
 
     def header(self, first_warp: int, warps: int) -> list[str]:

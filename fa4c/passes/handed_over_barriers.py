@@ -47,7 +47,7 @@ def find(roles) -> dict:
     for role in roles:
         for op in operations_within(role.body.blocks[0]):
             if isinstance(op, TAKES):
-                one = found.setdefault(op.buffer, None) or _handed_over(op, role, roles)
+                one = found.get(op.buffer) or _handed_over(op, role, roles)
                 if one.takes and not _stored_together([op, *one.takes]):
                     raise op_diagnostic(op, "takes a buffer that is taken elsewhere too", why="it is given back once, by one role",
                                         fix="give it a buffer of its own")

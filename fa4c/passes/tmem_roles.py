@@ -22,7 +22,7 @@ from .role_loops import index_constant, less, operations_within
 from .role_ops import RULES, Role, i64, is_load, is_row, is_staged, location_of
 from .schedule import Slot, is_scalar_op
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
-from .warp_specialize import _Kernel, at_launch
+from .warp_specialize import TileKernel, at_launch
 
 CORRECT = "correct"
 _REDUCE_REGISTERS = 184  # of the warpgroup that adds: a row of 128 sums, addresses
@@ -56,7 +56,7 @@ def role_of(op, corrected=frozenset()) -> str:
     return CORRECT if op in corrected else stream_of(op)
 
 
-class TmemKernel(_Kernel):
+class TmemKernel(TileKernel):
     """One tile.kernel with tiles in tensor memory on its way to a warp.kernel."""
 
     group_rows = warp_tmem.LANES

@@ -53,13 +53,13 @@ def warp_specialize(
             if roles == "one" and holds_tmem(op):
                 raise op_diagnostic(op, "sums in tensor memory, but is to have one role",
                                     why="one thread issues those MMAs, others compute", fix="leave out roles=one")
-            kind = TmemKernel if holds_tmem(op) else _OneRole if roles == "one" else _Kernel
+            kind = TmemKernel if holds_tmem(op) else _OneRole if roles == "one" else TileKernel
             with ir.InsertionPoint(op), op.location:
                 (TmemKernel(op, target, stores_apart, correction) if kind is TmemKernel else kind(op, target, stores_apart)).build()
             op.operation.erase()
 
 
-class _Kernel:
+class TileKernel:
     """One tile.kernel on its way to a warp.kernel."""
 
     group_rows = 64  # of a register tile, in a warpgroup
@@ -260,7 +260,7 @@ class _Kernel:
             Role(self, name).emit_block(self.body, dict(self.scalars))
 
 
-class _OneRole(_Kernel):
+class _OneRole(TileKernel):
     """One role of all warpgroups loads, multiplies, computes and adds."""
 
     hands_over = False

@@ -5,7 +5,7 @@ Formats are named as in the ISA: `f16`, `bf16`, and with `x2` for two in a word.
 
 import numpy as np
 
-from .numerics import F2, F4, F8, U2, U4, _round_odd
+from .numerics import F2, F4, F8, U2, U4, round_odd
 
 where = np.where
 NAN = np.uint32(0x7FFF)
@@ -125,7 +125,7 @@ def _fma(fmt, values, relu, ftz, sat):
     if ftz:
         values = [flush(v, fmt) for v in values]
     a, b, c = (v.astype(F8) for v in values)
-    s = np.asarray(_round_odd(a * b, c))
+    s = np.asarray(round_odd(a * b, c))
     if fmt.startswith("bf16"):
         r = f32_to_bf16(to_f32_odd(s))
     else:

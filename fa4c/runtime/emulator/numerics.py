@@ -59,7 +59,8 @@ def relu(f):
     return where(f <= 0, f.dtype.type(0), f)
 
 
-def _two_sum(a, b):
+def two_sum(a, b):
+    """(s, e): s is a + b rounded, s + e is a + b (Knuth's TwoSum)."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
@@ -74,13 +75,13 @@ def fma32(a, b, c):
     r = s.astype(F4)
     suspicious = ((bits & _LOW29) == _TIE) | (np.abs(r) < TINY)
     if suspicious.any():
-        return _round_odd(p, c).astype(F4)
+        return round_odd(p, c).astype(F4)
     return r
 
 
-def _round_odd(a, b):
+def round_odd(a, b):
     """a + b in float64 rounded to odd, so that a later rounding to float32 is the correct one."""
-    s, e = _two_sum(a, b)
+    s, e = two_sum(a, b)
     bits = s.view(I8)
     inexact = (e != 0) & np.isfinite(s) & ((bits & 1) == 0)
     # Towards the error's side: the neighbour has an odd last bit.

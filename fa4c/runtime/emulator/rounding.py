@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .numerics import F4, F8, I8, U8, _two_sum
+from .numerics import F4, F8, I8, U8, two_sum
 
 where = np.where
 
@@ -31,7 +31,7 @@ def mul32_directed(a, b, mode):
 
 
 def _sum_directed(a, b, mode):
-    s, e = _two_sum(a, b)
+    s, e = two_sum(a, b)
     r = _directed(s, e, mode)
     if mode != "rm":
         return r
@@ -64,7 +64,7 @@ def int_to_float32(x, mode):
     """cvt.{rm,rp,rz}.f32.INT: 64 bits as a sum of two float64."""
     x = x.astype(U8 if x.dtype.kind == "u" else I8)
     high, low = x >> x.dtype.type(32), x & x.dtype.type(0xFFFFFFFF)
-    return _directed(*_two_sum(high.astype(F8) * 2.0**32, low.astype(F8)), mode)
+    return _directed(*two_sum(high.astype(F8) * 2.0**32, low.astype(F8)), mode)
 
 
 def int_to_float64(x, mode):
