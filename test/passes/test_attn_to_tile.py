@@ -81,7 +81,7 @@ def test_an_edit_of_the_text_changes_the_result_accordingly(old, new):
     check_same(edited, BANDED, sizes)
     inputs = programs.make_inputs(text, sizes)
     change = programs.difference(programs.run_attn(text, inputs), programs.run_attn(edited, inputs))
-    assert "addf" in new or change > 1e-4  # adding a constant to all scores changes LSE only
+    assert change > 1e-4
     assert programs.difference(programs.run_attn(text, inputs), programs.run_tile(edited, BANDED, inputs)) == pytest.approx(
         change, abs=1e-5
     )

@@ -220,7 +220,7 @@ def test_print_after_and_timing(module):
 
 def test_every_pass_says_what_it_does():
     for entry in all_passes().values():
-        assert entry.summary.endswith(".") or entry.summary.endswith("`."), entry.name
+        assert entry.summary.endswith("."), entry.name
 
 
 # -- one pass at a time through text files ------------------------------------------------------------------------------------------------

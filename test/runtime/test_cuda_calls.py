@@ -135,7 +135,7 @@ def test_second_call_plans_nothing_and_replaces_only_addresses(driver):
     assert counters.stats()["plans"] == 1 and [k for k, _ in driver.loaded].count("cubin") == 1
     first, second = (x[2] for x in driver.launched)
     assert [x[8:] for x in first] == [x[8:] for x in second] and addresses(second)[:3] == [t.data_ptr() for t in other]
-    assert [x[3] for x in driver.launched] == [77, 99] or driver.launched[1][3] == 99
+    assert [x[3] for x in driver.launched] == [77, 99]
     call(a, qkv(m=21))
     assert counters.stats()["plans"] == 2
 
@@ -176,7 +176,7 @@ def test_only_what_tma_cannot_describe_is_copied(driver, kind):
         assert {k for k in counters.stats() if k.startswith("copies.")} == {f"copies.{n}" for n in copied}
         assert counters.stats().get("copies", 0) == calls * len(copied)
     _, k_map = tensor_map.decode(driver.launched[-1][2][1])
-    assert k_map.strides[0] == tensors[1].stride(1) * 2 or "k" in copied
+    assert k_map.strides[0] == 2 * (tensors[1].contiguous() if "k" in copied else tensors[1]).stride(1)
 
 
 def test_alignment_is_seen_in_each_call_not_remembered(driver):
