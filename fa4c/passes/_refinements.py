@@ -6,7 +6,7 @@ so nothing else of a program depends on it.
 
 from dataclasses import dataclass
 
-from ..ir.mlir import ir
+from ..ir.mlir import arith, ir
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _refinement(operation) -> Refinement | None:
 def _limit(condition) -> tuple[str, int] | None:
     """(size, most) of `size <= most`, a length that values over queries and keys have."""
     owner = condition.owner
-    if isinstance(owner, ir.Block) or owner.name != "arith.cmpi" or owner.opview.predicate.value != 3:  # sle
+    if isinstance(owner, ir.Block) or owner.name != "arith.cmpi" or owner.opview.predicate.value != arith.CmpIPredicate.sle:
         return None
     size, most = (operand.owner for operand in owner.operands)
     if any(isinstance(made, ir.Block) for made in (size, most)) or (size.name, most.name) != ("attn.size", "arith.constant"):

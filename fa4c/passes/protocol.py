@@ -17,7 +17,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import space_of
 from .protocol_pipes import PIPE_RULES, PipeRules
 from .protocol_shared import SharedRules
-from .protocol_state import Agent, Program
+from .protocol_state import Agent, MmaGroup, Program
 from .protocol_tmem import TMEM_RULES, TmemRules, tmem_fragments_touched
 from .sampled_scalars import SampledScalars
 
@@ -96,7 +96,7 @@ class _Machine(PipeRules, SharedRules, TmemRules):
         for written in [slot.written for slot in self.slots.values() if slot.written is not None]:
             raise op_diagnostic(written, "hands over a buffer that nothing takes", fix="store it with warp.tma_put, or leave the write out")
         for agent in self.agents:
-            if agent.in_flight or agent.open_group[2] or agent.open_group[0]:
+            if agent.in_flight or agent.open_group.accumulators:
                 raise op_diagnostic(
                     agent.role,
                     "ends with MMAs in flight",
@@ -192,8 +192,8 @@ class _Machine(PipeRules, SharedRules, TmemRules):
                 reads.append((slot, buffer))
                 self.last_read[agent, buffer] = self.epoch.get(agent, 0)
         a_fragment = {op.a} if space_of(op.a.type) == "reg" else set()
-        for written, read, *_ in [*agent.in_flight, agent.open_group]:
-            if written & a_fragment or op.acc in read:
+        for group in [*agent.in_flight, agent.open_group]:
+            if group.accumulators & a_fragment or op.acc in group.operands:
                 raise op_diagnostic(
                     op,
                     "uses registers of an MMA in flight",
@@ -209,9 +209,9 @@ class _Machine(PipeRules, SharedRules, TmemRules):
                 fix="put warp.wgmma_fence before it",
             )
         agent.defined.add(op.acc)
-        agent.open_group[0].add(op.acc)
-        agent.open_group[1] |= a_fragment
-        agent.open_group[2] += reads
+        agent.open_group.accumulators.add(op.acc)
+        agent.open_group.operands |= a_fragment
+        agent.open_group.slots += reads
 
     def fence(self, agent, op) -> None:
         agent.fence_seen, agent.unfenced = True, set()
@@ -223,25 +223,25 @@ class _Machine(PipeRules, SharedRules, TmemRules):
             )
 
     def commit(self, agent, op) -> None:
-        if not agent.open_group[0]:
+        if not agent.open_group.accumulators:
             raise op_diagnostic(op, "closes a group without MMAs", why="there was no warp.wgmma since the last one", fix="remove it")
-        agent.in_flight.append(tuple(agent.open_group))
-        agent.open_group = [set(), set(), [], []]
+        agent.in_flight.append(agent.open_group)
+        agent.open_group = MmaGroup()
 
     def wgmma_wait(self, agent, op) -> None:
         done = max(0, len(agent.in_flight) - op.pending.value)
-        read = {cell for group in agent.in_flight[:done] for cell in group[3]}
+        read = {cell for group in agent.in_flight[:done] for cell in group.cells}
         agent.in_flight = agent.in_flight[done:]
-        for cell in read - {cell for group in [*agent.in_flight, agent.open_group] for cell in group[3]}:
+        for cell in read - {cell for group in [*agent.in_flight, agent.open_group] for cell in group.cells}:
             agent.cells[cell].free_from = self._barriers(agent, cell[0]) + 1
 
     def touch(self, agent, op) -> None:
         read, written = fragments_touched(op)
         if agent.loading:
             self.touch_fragments(agent, op, read, written)
-        for acc, operand, *_ in [*agent.in_flight, agent.open_group]:
-            if acc & (read | written) or operand & written:
-                what = "reads or writes an accumulator of" if acc & (read | written) else "overwrites an operand of"
+        for group in [*agent.in_flight, agent.open_group]:
+            if group.accumulators & (read | written) or group.operands & written:
+                what = "reads or writes an accumulator of" if group.accumulators & (read | written) else "overwrites an operand of"
                 raise op_diagnostic(
                     op, f"{what} an MMA in flight", why="its registers are not usable until a wait", fix="put warp.wgmma_wait before it"
                 )

@@ -139,8 +139,8 @@ class PipeRules:
         if not place.waited or place.released:
             raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
         slot = self.slot(place)
-        for _, _, reads, _ in [*agent.in_flight, agent.open_group]:
-            if any(s is slot for s, _ in reads):
+        for group in [*agent.in_flight, agent.open_group]:
+            if any(s is slot for s, _ in group.slots):
                 raise op_diagnostic(
                     op,
                     "releases a slot that an MMA in flight still reads",

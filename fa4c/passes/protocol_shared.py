@@ -69,7 +69,7 @@ class SharedRules:
                 )
         own.reads += 1
         own.free_from = math.inf
-        agent.open_group[3].append((buffer, number))
+        agent.open_group.cells.append((buffer, number))
 
     def _sharers(self, agent, op, buffer) -> list:
         """The agents whose parts of the buffer this MMA reads."""
@@ -151,8 +151,8 @@ class SharedRules:
             if any(s.op.buffer == other for a in self.agents if a.cta == agent.cta for g in [a.open_stores, *a.store_groups] for s in g):
                 raise op_diagnostic(op, "overwrites bytes of another buffer that a TMA store may still read", why="the two lie over each "
                                     "other, and nothing waited for the store", fix="give one of them bytes of its own")
-            for _, _, reads, _ in [g for a in self.agents if a.cta == agent.cta for g in [*a.in_flight, a.open_group]]:
-                if any(b == other for _, b in reads):
+            for group in [g for a in self.agents if a.cta == agent.cta for g in [*a.in_flight, a.open_group]]:
+                if any(b == other for _, b in group.slots):
                     raise op_diagnostic(op, "overwrites bytes of another buffer that an MMA in flight reads")
             self.overwritten.add((agent.cta, other))
 

@@ -138,13 +138,24 @@ def _values_in(block) -> list:
     return found
 
 
+@dataclass
+class MmaGroup:
+    """MMAs between two commits, and what they use until a wait says that they are complete."""
+
+    accumulators: set = field(default_factory=set)  # fragments
+    operands: set = field(default_factory=set)  # fragments
+    slots: list = field(default_factory=list)  # (slot of a pipe, buffer) that they read
+    cells: list = field(default_factory=list)  # (buffer, number) that they read, of what this role's threads write
+
+
 class Agent:
+    """A warp of a role, or a warpgroup, that runs the role's program in one CTA."""
+
     def __init__(self, machine, role, group, warps, cta):
         self.machine, self.role, self.group, self.warps, self.cta = machine, role, group, warps, cta
         self.scalars = machine.scalars.fork(cta)
         self.places = {}
-        self.in_flight = []  # groups: (written fragments, read fragments, [(slot, buffer)], [(buffer, slot)])
-        self.open_group = [set(), set(), [], []]
+        self.in_flight, self.open_group = [], MmaGroup()
         self.turn_known_to, self.adding = "", False  # who knows that a count has come; whether threads' additions may be under way
         self.incomplete = []  # TMA stores that are not known to be complete
         self.cells = {}  # (buffer, slot) -> Cell, of buffers that MMAs read and this role's threads write
@@ -157,11 +168,7 @@ class Agent:
         self.unsynced = []  # slots that the lanes of its warps read, each for itself
         self.lanes_wrote = False  # an operand of an MMA, each for itself
         self.has_turn = False
-        self.open_stores, self.store_groups, self.drained = (
-            [],
-            [],
-            set(),
-        )  # TMA stores; drained: waited for by one thread, not yet known to all
+        self.open_stores, self.store_groups, self.drained = [], [], set()  # TMA stores; drained: waited for by one thread, not known to all
         self.clock = {}  # agent -> how far it is known to have come
         self.passed = False  # whether lanes passed on, or took, row vectors since they met
         self.loading, self.stores = set(), set()  # fragments, tiles in tensor memory: asynchronous copies not waited for
