@@ -13,20 +13,11 @@ from .errors import EmulatorError
 from .hazards import SCOPES, includes
 from .machine import mask_int
 from .memory import load_lanes, resolve, store_lanes
-from .parser import TYPE_BYTES, Mem, Sink, Vec
+from .parser import STRONG, TYPE_BYTES, Mem, Sink, Vec, space_of
 
-STRONG = ("acquire", "release", "relaxed", "volatile", "mmio", "acq_rel")
 _OPERATIONS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 FLAG_LANES = 4
 _LEVELS = ("L2::cache_hint", "L1::no_allocate", "noftz")
-
-
-def _space(parts):
-    for p in parts[1:]:
-        s = p.split("::")[0]
-        if s in ("global", "shared", "local", "param", "const"):
-            return s
-    return "generic"
 
 
 def scope_of(parts):
@@ -46,7 +37,7 @@ class Atomic:
         vector = next((int(x[1:]) for x in p if x in ("v2", "v4", "v8")), 1)
         self.n = len(self.sources[0].items) if isinstance(self.sources[0], Vec) else 1
         self._check(p, vector)
-        self.size, self.space, self.view = TYPE_BYTES[self.t], _space(p), np.dtype(reductions.VIEW[self.t])
+        self.size, self.space, self.view = TYPE_BYTES[self.t], space_of(p), np.dtype(reductions.VIEW[self.t])
         self.shift = self.size.bit_length() - 1
         self.release, self.acquire, self.scope = bool({"release", "acq_rel"} & set(p)), bool({"acquire", "acq_rel"} & set(p)), scope_of(p)
         self.functions = {g: reductions.function(self.op, self.t, g) for g in (False, True)}
@@ -64,7 +55,7 @@ class Atomic:
         if self.n > 1:
             longest = {"f32": 4, "f16x2": 4, "bf16x2": 4, "f16": 8, "bf16": 8}.get(self.t, 1)
             adds_only = self.t == "f32" and self.op != "add"
-            if self.n > longest or adds_only or self.op not in ("add", "min", "max") or _space(p) == "shared":
+            if self.n > longest or adds_only or self.op not in ("add", "min", "max") or space_of(p) == "shared":
                 raise Unsupported(f"instruction {self.opcode}")
 
     def values(self, F):
@@ -168,7 +159,7 @@ def _spins(F, a, memory, idx, lanes, expected):
 def op_strong_ld(ins, program):
     """ld.{acquire,relaxed,volatile}: orders, and parks where it would spin."""
     p, (d, mem) = ins.parts, ins.ops[:2]
-    size, space, scope = TYPE_BYTES[p[-1]], _space(p), scope_of(p)
+    size, space, scope = TYPE_BYTES[p[-1]], space_of(p), scope_of(p)
     dests = d.items if isinstance(d, Vec) else (d,)
     acquire = "acquire" in p
 
@@ -199,7 +190,7 @@ def op_strong_st(ins, program):
     """st.{release,relaxed,volatile}; st.async is in tma.py."""
     p = ins.parts
     mem, s = ins.ops[:2]
-    size, space, scope = TYPE_BYTES[p[-1]], _space(p), scope_of(p)
+    size, space, scope = TYPE_BYTES[p[-1]], space_of(p), scope_of(p)
     items = s.items if isinstance(s, Vec) else (s,)
     release = "release" in p
 

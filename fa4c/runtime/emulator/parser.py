@@ -34,6 +34,7 @@ TYPE_BYTES = {
     "b128": 16,
     "pred": 0,
 }
+STRONG = ("acquire", "release", "relaxed", "volatile", "mmio", "acq_rel")  # of loads and stores that other threads may run into
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,12 @@ _VARDECL = re.compile(
 _ENTRY = re.compile(
     r"((?:\.(?:visible|extern|weak)\s+)*)\.(entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)\s*(?:\(([^)]*)\))?\s*([^{;]*)([{;])", re.S
 )
+
+
+def space_of(parts) -> str:
+    """The state space that an opcode names; "generic" where it names none."""
+    named = (part.split("::")[0] for part in parts[1:])
+    return next((space for space in named if space in ("global", "shared", "local", "param", "const")), "generic")
 
 
 def parse(text: str, file: str = "<ptx>") -> Module:

@@ -7,11 +7,10 @@ from .arithmetic import BlockCompiler
 from .counters import classes_of
 from .errors import EmulatorError
 from .ops import OPS
-from .parser import TYPE_BYTES, Imm, Kernel, Mem, Module, Reg, Sink, Symbol, Vec, parse
+from .parser import STRONG, TYPE_BYTES, Imm, Kernel, Mem, Module, Reg, Sink, Symbol, Vec, parse, space_of
 
 _CACHE = {}
 MATRIX = ("wgmma", "tcgen05", "ldmatrix", "stmatrix", "mma")
-STRONG = ("acquire", "release", "relaxed", "volatile", "mmio", "acq_rel")
 
 
 def load_program(ptx, entry, file):
@@ -154,14 +153,6 @@ def _address(c, op):
     raise codegen.Unsupported(f"address {op}")
 
 
-def _space(parts):
-    for p in parts[1:]:
-        s = p.split("::")[0]
-        if s in ("global", "shared", "local", "param", "const"):
-            return s
-    return "generic"
-
-
 def _vector(parts):
     return next((int(p[1:]) for p in parts if p in ("v2", "v4", "v8")), 1)
 
@@ -169,7 +160,7 @@ def _vector(parts):
 def gen_ld(c, ins):
     """ld{.space}{.cache}{.vec}.type d, [a]."""
     p, (d, a) = ins.parts, ins.ops[:2]
-    space, n, t = _space(p), _vector(p), p[-1]
+    space, n, t = space_of(p), _vector(p), p[-1]
     size = TYPE_BYTES[t]
     if size not in (1, 2, 4, 8):
         raise codegen.Unsupported(f"type .{t}")
@@ -195,7 +186,7 @@ def gen_ld(c, ins):
 def gen_st(c, ins):
     """st{.space}{.vec}.type [a], b."""
     p, (a, b) = ins.parts, ins.ops[:2]
-    space, n, t = _space(p), _vector(p), p[-1]
+    space, n, t = space_of(p), _vector(p), p[-1]
     size = TYPE_BYTES[t]
     if size not in (1, 2, 4, 8):
         raise codegen.Unsupported(f"type .{t}")
