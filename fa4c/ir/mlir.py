@@ -26,4 +26,11 @@ def i64(number: int) -> ir.IntegerAttr:
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
 
 
-__all__ = ["PassManager", "announce_dialect", "arith", "builtin", "ext", "func", "i64", "ir", "irdl", "math", "rewrite", "scf"]
+def index_constant(number: int):
+    """The value of a new `arith.constant number : index`, at the insertion point."""
+    return arith.constant(ir.IndexType.get(), number)
+
+
+__all__ = [
+    "PassManager", "announce_dialect", "arith", "builtin", "ext", "func", "i64", "index_constant", "ir", "irdl", "math", "rewrite", "scf",
+]  # fmt: skip

@@ -5,7 +5,7 @@ Masks and maps count queries and keys by position; under `bottom_right` a query'
 
 from ..ir import tile as tile_ops
 from ..ir.attn_signature import TensorFacts, memory_order
-from ..ir.mlir import arith, i64, ir
+from ..ir.mlir import arith, i64, index_constant, ir
 from ..ir.tile import LoadElementOp, LoadOp, ProgramIdOp, StoreOp, tile_type
 from ._attn_to_tile_plan import Plan
 from ._attn_to_tile_regions import clone, inline
@@ -48,7 +48,7 @@ class Frame:
         """A constant, made once, at the start of the kernel."""
         if value not in self._constants:
             with ir.InsertionPoint(self._place):
-                self._constants[value] = arith.constant(ir.IndexType.get(), value)
+                self._constants[value] = index_constant(value)
         return self._constants[value]
 
     def size(self, name: str):

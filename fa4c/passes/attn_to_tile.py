@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from ..ir.attn_signature import attn_functions, memory_order
 from ..ir.diagnostics import Diagnostic, op_diagnostic
-from ..ir.mlir import arith, i64, ir, scf
+from ..ir.mlir import arith, i64, index_constant, ir, scf
 from ..ir.tile import HostOp, KernelOp, LaunchOp, tile_type
 from ..targets import of as target_of
 from ._attn_to_tile_configurations import MEASURED, choose_configurations
@@ -254,10 +254,10 @@ class _Host:
             scf.YieldOp([])
 
     def _fits(self, plan: Plan, size: str, most: int):
-        return arith.cmpi(arith.CmpIPredicate.sle, self._size(plan, size), arith.constant(ir.IndexType.get(), most))
+        return arith.cmpi(arith.CmpIPredicate.sle, self._size(plan, size), index_constant(most))
 
     def _launch(self, plan: Plan, configuration, chosen: list) -> None:
-        rows = arith.constant(ir.IndexType.get(), configuration.shape.block_m)
+        rows = index_constant(configuration.shape.block_m)
         heads = ("hkv",) if plan.grouped else ("hq", "hkv")
         grid = [arith.ceildivsi(self._size(plan, plan.rows), rows), self._size(plan, *heads), self._size(plan, "b")]
         tensors = [self.arguments[tensor] for tensor in self.of(plan)]
@@ -271,7 +271,7 @@ class _Host:
                 order = self.tensors[tensor][2]
                 if name in order:
                     return dim_of(self.arguments[tensor], order.index(name))
-        return arith.constant(ir.IndexType.get(), 1)
+        return index_constant(1)
 
     def kernel_name(self, plan: Plan, configuration, chosen: list) -> str:
         """Several functions say themselves what they are."""

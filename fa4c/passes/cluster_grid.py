@@ -1,7 +1,7 @@
 """What passes that let neighbouring CTAs work together have in common: what differs between the CTAs, and a grid of whole clusters."""
 
 from ..ir import tile
-from ..ir.mlir import arith, i64, ir
+from ..ir.mlir import arith, i64, index_constant, ir
 from .loop_nest import constant
 
 
@@ -38,7 +38,7 @@ def run_together(kernel, launch, ctas: int) -> None:
     kernel.attributes["cluster"] = i64(ctas)
     x, y, z = launch.grid
     with ir.InsertionPoint(launch), launch.location:
-        count = arith.constant(ir.IndexType.get(), ctas)
+        count = index_constant(ctas)
         grid = [arith.muli(arith.ceildivsi(x, count), count), y, z]
         tile.LaunchOp(kernel=launch.kernel, grid=grid, tensors=list(launch.tensors), scalars=list(launch.scalars))
     launch.operation.erase()

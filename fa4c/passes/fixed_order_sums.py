@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ..ir import tile
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir, scf
+from ..ir.mlir import arith, index_constant, ir, scf
 from ._tile_map import dim_of, emit_map, operations_in
 from .loop_nest import compute_again, depends
 from .workspaces import add_workspace, entry_of, host_of
@@ -83,7 +83,7 @@ class _Sum:
     def _store(self) -> None:
         rows = self.kernel.body.blocks[0].arguments[self.number]
         with ir.InsertionPoint(self.add), self.add.location:
-            first = arith.muli(self.place.x, _index(self.add.x.type.shape[0]))
+            first = arith.muli(self.place.x, index_constant(self.add.x.type.shape[0]))
             rows.set_type(_gmem(None, None, None))
             tile.StoreOp(tile=self.add.x, target=rows, coords=[self.place.z, self.place.y, first], dims=_dims(2))
         self.add.operation.erase()
@@ -93,17 +93,17 @@ class _Sum:
     def _parts(self, name: str):
         def emit(place, rows, parts):
             def value(r, k):
-                return _load(rows, place.z, place.y, arith.addi(arith.muli(k, _index(_ROWS)), r))
+                return _load(rows, place.z, place.y, arith.addi(arith.muli(k, index_constant(_ROWS)), r))
 
-            blocks = arith.ceildivsi(dim_of(rows, 2), _index(_ROWS))
-            tile.StoreOp(tile=_row_sums(blocks, value), target=parts, coords=[place.z, place.y, _index(0)], dims=_dims(2))
+            blocks = arith.ceildivsi(dim_of(rows, 2), index_constant(_ROWS))
+            tile.StoreOp(tile=_row_sums(blocks, value), target=parts, coords=[place.z, place.y, index_constant(0)], dims=_dims(2))
 
         return _kernel(name, [_gmem(None, None, None), _gmem(None, None, _ROWS)], emit)
 
     def _heads(self, name: str):
         def emit(place, parts, heads):
-            y0 = arith.muli(place.x, _index(_ROWS))
-            sums = _row_sums(_index(_ROWS), lambda r, k: _load(parts, place.z, arith.addi(y0, r), k))
+            y0 = arith.muli(place.x, index_constant(_ROWS))
+            sums = _row_sums(index_constant(_ROWS), lambda r, k: _load(parts, place.z, arith.addi(y0, r), k))
             tile.StoreOp(tile=sums, target=heads, coords=[place.z, y0], dims=_dims(1))
 
         return _kernel(name, [_gmem(None, None, _ROWS), _gmem(None, None)], emit)
@@ -113,7 +113,7 @@ class _Sum:
             known = dict(zip(sizes, tensors, strict=True))
             for coord in self.coords:
                 self._compute_constants(coord, known)
-            row0 = arith.muli(place.x, _index(_ROWS))
+            row0 = arith.muli(place.x, index_constant(_ROWS))
             outer, width = [place.y, place.z][: max(0, self.kind.rank - 1)], dim_of(heads, 1)
 
             def value(row, k):
@@ -121,7 +121,7 @@ class _Sum:
                 y = arith.subi(k, arith.muli(z, width))
                 coords = [compute_again(coord, {**known, self.place.y: y, self.place.z: z}) for coord in self.coords]
                 wanted = [*outer, arith.addi(row0, row)][: max(1, self.kind.rank)]
-                matches = [_equal(a, b) for a, b in zip(coords or [_index(0)], wanted, strict=True)]
+                matches = [_equal(a, b) for a, b in zip(coords or [index_constant(0)], wanted, strict=True)]
                 adds = matches[0]
                 for match in matches[1:]:
                     adds = arith.andi(adds, match)
@@ -157,9 +157,9 @@ class _Sum:
         self._start_anywhere(host, target)
         launch.operation.operands[3 + self.number] = rows
         with ir.InsertionPoint.after(launch), launch.location:
-            one = _index(1)
-            tall = arith.ceildivsi(y, _index(_ROWS))
-            last = arith.ceildivsi(dim_of(target, self.kind.rank - 1), _index(_ROWS)) if self.kind.rank else one
+            one = index_constant(1)
+            tall = arith.ceildivsi(y, index_constant(_ROWS))
+            last = arith.ceildivsi(dim_of(target, self.kind.rank - 1), index_constant(_ROWS)) if self.kind.rank else one
             outer = [dim_of(target, axis) for axis in range(self.kind.rank - 1)]
             given = [launch.tensors[arguments.index(t)] for t in sizes]
             for name, grid, tensors in zip(
@@ -199,9 +199,9 @@ def _row_sums(columns, value):
     """sum over k < columns of value(r, k), for the rows r < 128 of a CTA. `value` is 0 from there on."""
     kind = tile.tile_type([_ROWS, _COLUMNS], "f32", "reg")
     zero = tile.SplatOp(value=ir.FloatAttr.get(ir.F32Type.get(), 0.0), out=kind).out
-    loop = scf.ForOp(_index(0), arith.ceildivsi(columns, _index(_COLUMNS)), _index(1), [zero])
+    loop = scf.ForOp(index_constant(0), arith.ceildivsi(columns, index_constant(_COLUMNS)), index_constant(1), [zero])
     with ir.InsertionPoint(loop.body):
-        first = arith.muli(loop.induction_variable, _index(_COLUMNS))
+        first = arith.muli(loop.induction_variable, index_constant(_COLUMNS))
         more = emit_map([loop.inner_iter_args[0]], kind, lambda x, r, c: arith.addf(x, value(r, arith.addi(first, c))))
         scf.YieldOp([more])
     return tile.ReduceOp(x=loop.results[0], init=None, kind=ir.StringAttr.get("sum"), out=tile.tile_type([_ROWS], "f32", "reg")).out
@@ -222,10 +222,6 @@ def _gmem(*shape):
 
 def _load(source, *coords):
     return tile.LoadElementOp(source=source, coords=list(coords), out=source.type.element_type).out
-
-
-def _index(number: int):
-    return arith.constant(ir.IndexType.get(), number)
 
 
 def _equal(a, b):

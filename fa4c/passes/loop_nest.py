@@ -6,7 +6,7 @@ The changes act on `scf.for` in steps of 1, `swap` on loops from 0; the carried 
 from __future__ import annotations
 
 from ..ir import tile
-from ..ir.mlir import arith, ir, scf
+from ..ir.mlir import arith, index_constant, ir, scf
 
 
 def walk_backwards(loop) -> None:
@@ -15,7 +15,7 @@ def walk_backwards(loop) -> None:
     index = loop.induction_variable
     users = [use.owner for use in index.uses]
     with ir.InsertionPoint.at_block_begin(loop.body), loop.location:
-        last = arith.subi(end, _index(1))
+        last = arith.subi(end, index_constant(1))
         backwards = arith.subi(last if constant(start) == 0 else arith.addi(start, last), index)
     _replace(index, backwards, users)
 
@@ -62,9 +62,9 @@ def swap(outer, inner) -> None:
             op.operation.move_before(outer.operation)
     carried = list(outer.operation.operands)[3:]
     with ir.InsertionPoint(outer), outer.location:
-        alone = arith.cmpi(arith.CmpIPredicate.eq, trips, _index(1))
-        inner.operation.operands[1] = arith.select(alone, own, _index(1))
-        around = scf.ForOp(_index(0), arith.select(alone, _index(1), own), _index(1), carried)
+        alone = arith.cmpi(arith.CmpIPredicate.eq, trips, index_constant(1))
+        inner.operation.operands[1] = arith.select(alone, own, index_constant(1))
+        around = scf.ForOp(index_constant(0), arith.select(alone, index_constant(1), own), index_constant(1), carried)
     for result, new in zip(outer.operation.results, around.operation.results, strict=True):
         result.replace_all_uses_with(new)
     with ir.InsertionPoint(around.body), outer.location:
@@ -115,10 +115,6 @@ def _is_scalar(op) -> bool:
     """Index arithmetic and sizes, which may stand anywhere behind their operands."""
     name = op.operation.name
     return name == "tile.dim" or (name.startswith("arith.") and all(isinstance(r.type, (ir.IndexType, ir.IntegerType)) for r in op.results))
-
-
-def _index(number: int):
-    return arith.constant(ir.IndexType.get(), number)
 
 
 def _replace(old, new, users: list) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir, scf
+from ..ir.mlir import arith, index_constant, ir, scf
 from ..ir.tile import space_of
 from .loop_nest import constant
 from .schedule import body_slots, is_scalar_op
@@ -211,10 +211,6 @@ def _remap(operation, env) -> None:
         for block in region.blocks:
             for inner in block.operations:
                 _remap(inner.operation, env)
-
-
-def index_constant(n: int):
-    return arith.ConstantOp(ir.IndexType.get(), ir.IntegerAttr.get(ir.IndexType.get(), n)).result
 
 
 def less(a, b):

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from .. import targets
 from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir, scf
+from ..ir.mlir import arith, index_constant, ir, scf
 from ..ir.tile import space_of
 from ._tile_map import dim_of, operations_in
 from .cluster_grid import depending_on
@@ -116,7 +116,7 @@ class _Range:
         """Whose turn it is counts CTAs, or pairs: the number of the pair of CTA x, below 0 where x is."""
         if self.rows.ctas == 1:
             return x
-        return arith.floordivsi(x, arith.constant(ir.IndexType.get(), self.rows.ctas))
+        return arith.floordivsi(x, index_constant(self.rows.ctas))
 
     def counted(self, add) -> list:
         """Where the counter of what is added lies: the block's first row, and the CTA's place in its pair."""
@@ -199,9 +199,8 @@ def _order(add, found: _Range, counter, last) -> None:
     with ir.InsertionPoint(add), add.location:
         turn = found.turns(x)
         if found.order == _BACKWARDS and depends(found.upper, x):
-            index = ir.IndexType.get()
             before = found.turns(_largest(found.upper, number, x))  # the last one whose blocks end before this one, if there is one
-            turn = arith.subi(turn, arith.maxsi(arith.addi(before, arith.constant(index, 1)), arith.constant(index, 0)))
+            turn = arith.subi(turn, arith.maxsi(arith.addi(before, index_constant(1)), index_constant(0)))
         elif found.order == _DESCENDING:
             behind = arith.minsi(last, _largest(found.lower, number, x)) if depends(found.lower, x) else last
             turn = arith.subi(found.turns(behind), turn)
@@ -235,8 +234,7 @@ def _reverse(place, last, rows: _Rows) -> None:
     with ir.InsertionPoint.after(behind), place.location:
         block = arith.subi(last, place.x)
         if rows.ctas > 1:
-            index = ir.IndexType.get()
-            swapped = arith.subi(arith.muli(rows.rank, arith.constant(index, 2)), arith.constant(index, rows.ctas - 1))
+            swapped = arith.subi(arith.muli(rows.rank, index_constant(2)), index_constant(rows.ctas - 1))
             block = arith.addi(block, swapped)
     for user in users:
         for n, operand in enumerate(user.operation.operands):
@@ -246,11 +244,11 @@ def _reverse(place, last, rows: _Rows) -> None:
 
 def _count_the_rest(add, found: _Range, counter) -> None:
     """For the blocks before the first one of this CTA's loop, and for those behind its last one."""
-    index, one, zero = ir.IndexType.get(), *(_constant_before(found.loop, n) for n in (1, 0))
+    one, zero = (_constant_before(found.loop, n) for n in (1, 0))
     size = found.rows.size or add.x.type.shape[0]
     row = list(add.dims)[0]
     with ir.InsertionPoint(found.loop), found.loop.location:
-        blocks = arith.ceildivsi(dim_of(add.target, row), arith.constant(index, size))
+        blocks = arith.ceildivsi(dim_of(add.target, row), index_constant(size))
         first = arith.minsi(found.lower, blocks)
         rest = arith.maxsi(found.lower, found.upper)
         _count_each(add, found, counter, zero, first, one)
@@ -270,7 +268,7 @@ def _count_each(add, found: _Range, counter, first, end, one) -> None:
 
 def _constant_before(loop, number: int):
     with ir.InsertionPoint(loop), loop.location:
-        return arith.constant(ir.IndexType.get(), number)
+        return index_constant(number)
 
 
 # ------------------------------------------------------------------------------------------------------------- solving for x
@@ -310,7 +308,7 @@ def _largest(bound, y, x):
     inner, other = operands[varying], operands[1 - varying]
     limit, never = _INVERSES[bound.owner.name](y, other, _OUT_OF_REACH // _divisor(inner, x))
     result = _largest(inner, limit, x)
-    return result if never is None else arith.select(never, arith.constant(ir.IndexType.get(), -1), result)
+    return result if never is None else arith.select(never, index_constant(-1), result)
 
 
 def _divisor(bound, x) -> int:
@@ -335,7 +333,7 @@ def _mul(y, c, most):
 
 
 def _floordiv(y, c, most):
-    one = arith.constant(ir.IndexType.get(), 1)
+    one = index_constant(1)
     return arith.subi(arith.muli(arith.addi(y, one), c), one), None
 
 
@@ -354,7 +352,7 @@ _OUT_OF_REACH = 1 << 30
 
 def _min(y, c, most):
     """min(h, c) <= y where h <= y; where c <= y it holds for all x: the limit is then out of reach."""
-    beyond = arith.constant(ir.IndexType.get(), most)
+    beyond = index_constant(most)
     return arith.select(arith.cmpi(arith.CmpIPredicate.sle, c, y), beyond, y), None
 
 
@@ -380,7 +378,7 @@ class _Arguments:
         for launch in list(self.launches):
             self._relaunch(launch, list(launch.tensors), [*launch.scalars, launch.grid[0]])
         with ir.InsertionPoint.after(place), place.location:
-            return arith.subi(size, arith.constant(ir.IndexType.get(), 1))
+            return arith.subi(size, index_constant(1))
 
     def counter(self, add, counters: int, ctas: int):
         if add.target not in self.counters:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from ..ir import tile, tile_pair
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, i64, ir
+from ..ir.mlir import arith, i64, index_constant, ir
 from ..ir.tile import space_of, tile_type
 from ..targets import of as target_of
 from ._tile_map import operations_in
@@ -148,10 +148,9 @@ class _Product:
         depth, width = shape[depth_axis], shape[1 - depth_axis] // 2
         shape[depth_axis], shape[1 - depth_axis] = 2 * depth, width
         along, across = (list(load.dims)[axis] for axis in (depth_axis, 1 - depth_axis))
-        index = ir.IndexType.get()
         with ir.InsertionPoint(load), load.location:
-            first = arith.subi(load.coords[along], arith.muli(self.rank, arith.constant(index, depth)))
-            column = arith.addi(load.coords[across], arith.muli(self.rank, arith.constant(index, width)))
+            first = arith.subi(load.coords[along], arith.muli(self.rank, index_constant(depth)))
+            column = arith.addi(load.coords[across], arith.muli(self.rank, index_constant(width)))
             new = load.operation.clone()
         new.operands[1 + along], new.operands[1 + across] = first, column
         new.results[0].set_type(tile_type(shape, load.out.type.element_type, "smem"))
@@ -160,7 +159,7 @@ class _Product:
     def _add_half(self, user, half: int, folded: bool) -> None:
         dim = list(user.dims)[0]
         with ir.InsertionPoint(user), user.location:
-            row = arith.addi(user.coords[dim], arith.muli(self.rank, arith.constant(ir.IndexType.get(), half)))
+            row = arith.addi(user.coords[dim], arith.muli(self.rank, index_constant(half)))
         user.operation.operands[2 + dim] = row
         if folded:
             user.attributes["folded"] = ir.BoolAttr.get(True)

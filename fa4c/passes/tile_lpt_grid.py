@@ -21,7 +21,7 @@ After:   "tile.launch"(%all, %c1, %c1, ..., %row_blocks, %heads, %pairs, %sectio
 """
 
 from ..ir.diagnostics import op_diagnostic
-from ..ir.mlir import arith, ir
+from ..ir.mlir import arith, index_constant, ir
 from ..ir.tile import DeviceOp, DimOp, GlobalAddOp, KernelOp, LaunchOp, LoadOp, Pow2FloorOp, ProgramIdOp, WaitCountOp
 from ._tile_map import dim_of, operations_in
 from .loop_nest import constant
@@ -161,7 +161,7 @@ def _rewrite_kernel(kernel, place, trend: str) -> None:
         first = arith.muli(which, section)
         width = arith.minsi(section, arith.subi(pairs, first))  # the last section may be smaller
         step, offset = _divide(rest, width)
-        row_block = step if trend == _FALLS else arith.subi(arith.subi(blocks, arith.constant(index, 1)), step)
+        row_block = step if trend == _FALLS else arith.subi(arith.subi(blocks, index_constant(1)), step)
         batch, head = _divide(arith.addi(first, offset), heads)
     for result, new in zip(old, (row_block, head, batch), strict=True):
         result.replace_all_uses_with(new)
@@ -180,7 +180,7 @@ def _rewrite_launch(launch, kernel, loop) -> None:
     index = ir.IndexType.get()
     blocks, heads, batch = launch.grid
     with ir.InsertionPoint(launch), launch.location:
-        one = arith.constant(index, 1)
+        one = index_constant(1)
         pairs = arith.muli(heads, batch)
         l2 = DeviceOp(prop=ir.StringAttr.get("l2_bytes"), out=index).out
         fitting = arith.floordivsi(l2, arith.maxsi(_bytes_of_a_head(launch, kernel, loop), one))
@@ -201,14 +201,14 @@ def _bytes_of_a_head(launch, kernel, loop):
     tensors = dict.fromkeys((launch.tensors[arguments.index(tensor)], *op.dims) for op, tensor in moved.items())  # in the text's order
     total = None
     for tensor, *dims in tensors:
-        product = arith.constant(ir.IndexType.get(), tensor.type.element_type.width // 8)
+        product = index_constant(tensor.type.element_type.width // 8)
         for axis in reversed(dims):
             product = arith.muli(_size(tensor, axis), product)
         total = product if total is None else arith.addi(total, product)
-    return arith.constant(ir.IndexType.get(), 0) if total is None else total
+    return index_constant(0) if total is None else total
 
 
 def _size(tensor, axis: int):
     if tensor.type.is_dynamic_dim(axis):
         return dim_of(tensor, axis)
-    return arith.constant(ir.IndexType.get(), tensor.type.get_dim_size(axis))
+    return index_constant(tensor.type.get_dim_size(axis))

@@ -21,7 +21,7 @@ Run after tile-pipeline and tile-lpt-grid. Source: CUTLASS's persistent tile sch
 
 from .. import targets
 from ..ir import tile
-from ..ir.mlir import arith, ir, scf
+from ..ir.mlir import arith, index_constant, ir, scf
 from . import shared_room
 from ._tile_map import dim_of, operations_in
 from .registry import register_pass
@@ -103,9 +103,9 @@ def _launch_few(launch, kernel, loop, blocks: int, queue) -> None:
         sms = tile.DeviceOp(prop=ir.StringAttr.get("num_sms"), out=index).out
         few = arith.minsi(tiles, sms if kernel.cluster.value == 1 else _whole_clusters(sms, kernel.cluster.value))
         length = _longest_trip(launch, kernel, loop)
-        short = arith.cmpi(arith.CmpIPredicate.sle, length, arith.constant(index, blocks))
+        short = arith.cmpi(arith.CmpIPredicate.sle, length, index_constant(blocks))
         ctas = arith.select(short, few, tiles)
-        one = arith.constant(index, 1)
+        one = index_constant(1)
         tensors = [*launch.tensors] if queue is None else [*launch.tensors, queue]
         scalars = [*launch.scalars, tiles, ctas, size_x, size_y]
         tile.LaunchOp(kernel=launch.kernel, grid=[ctas, one, one], tensors=tensors, scalars=scalars)
@@ -114,19 +114,18 @@ def _launch_few(launch, kernel, loop, blocks: int, queue) -> None:
 
 def _whole_clusters(sms, ctas: int):
     """The next multiple down, one cluster at least."""
-    count = arith.constant(ir.IndexType.get(), ctas)
+    count = index_constant(ctas)
     return arith.maxsi(arith.muli(arith.floordivsi(sms, count), count), count)
 
 
 def _longest_trip(launch, kernel, loop):
     """An upper bound of the loop's trip count, on the host: the rows of the tensors that it loads, over the rows of a tile."""
     arguments = list(kernel.body.blocks[0].arguments)
-    index = ir.IndexType.get()
     longest = None
     for op in operations_in(loop):
         if isinstance(op, tile.LoadOp):
             tensor, rows = launch.tensors[arguments.index(op.source)], list(op.dims)[0]
             along = op.out.type.shape[0 if len(op.dims) == 2 else 1]
-            trips = arith.ceildivsi(dim_of(tensor, rows), arith.constant(index, along))
+            trips = arith.ceildivsi(dim_of(tensor, rows), index_constant(along))
             longest = trips if longest is None else arith.maxsi(longest, trips)
     return longest

@@ -23,7 +23,7 @@ Run first at the tile level. Source: FlashAttention-4 (arXiv 2603.05451), sectio
 
 from ..ir import tile, tile_pair
 from ..ir.diagnostics import Diagnostic, op_diagnostic
-from ..ir.mlir import arith, i64, ir
+from ..ir.mlir import arith, i64, index_constant, ir
 from ..targets import of as target_of
 from . import op_costs
 from ._tile_map import operations_in
@@ -143,7 +143,7 @@ def _half(load, axis: int, rank):
     shape[axis] //= 2
     dim = list(load.dims)[axis]
     with ir.InsertionPoint(load), load.location:
-        offset = arith.muli(rank, arith.constant(ir.IndexType.get(), shape[axis]))
+        offset = arith.muli(rank, index_constant(shape[axis]))
         start = arith.addi(load.coords[dim], offset)
         new = load.operation.clone()
     new.operands[1 + dim] = start
