@@ -46,7 +46,7 @@ from .loop_graph import LoopGraph
 from .op_costs import warpgroups
 from .register_pressure import OTHER_REGISTERS, REGISTERS_A_WRITE, most_alive, registers_passing
 from .registry import register_pass
-from .streams import COMPUTE, stream_of
+from .streams import COMPUTE, MMA, stream_of
 
 
 @register_pass("tile-pipeline")
@@ -169,8 +169,8 @@ def _put_off(graph_of: LoopGraph, pins: _Pins) -> None:
     Otherwise that warp would stand still in the middle of a step, and with it the MMAs of the other row block.
     """
     graph = graph_of.graph
-    mmas = [i for i, op in enumerate(graph.ops) if op.stream == "mma"]
-    waiting = {e.dst for e in graph.edges if e.dst in mmas and graph.ops[e.src].stream == "compute" and e.distance == 0 and e.ordered}
+    mmas = [i for i, op in enumerate(graph.ops) if op.stream == MMA]
+    waiting = {e.dst for e in graph.edges if e.dst in mmas and graph.ops[e.src].stream == COMPUTE and e.distance == 0 and e.ordered}
     for i in mmas:
         pins.stages.setdefault(i, int(i in waiting))
 
