@@ -10,6 +10,7 @@ import itertools
 from dataclasses import replace
 
 from . import loop_graph, modulo
+from .loop_interval import DECISIONS
 from .schedule import body_slots
 from .streams import COMPUTE, MMA, REDUCE, stream_of
 
@@ -65,6 +66,6 @@ class ImpliedOrder:
         stages = [op.stage.value for op in self._graph_of.ops]
         order = [self._index[slot.op] for slot in self._slots if self._index[slot.op] not in graph.free]
         try:
-            return modulo.minimum_ii(replace(graph, edges=(*graph.edges, *waits)), stages, pinned_order=order, limit=50).ii
+            return modulo.minimum_ii(replace(graph, edges=(*graph.edges, *waits)), stages, pinned_order=order, limit=DECISIONS).ii
         except modulo.Unschedulable:
             return _LAST_RESORT

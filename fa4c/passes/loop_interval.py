@@ -24,8 +24,8 @@ from .modulo import Graph, Op
 from .op_costs import shared_bytes, unit_clocks, unit_work
 from .streams import MMA
 
-# Decisions of a search. The order is given, so few are open: of 60 steps of six kernels none is shorter with 3000.
-_LIMIT = 50
+# Of a search for the least interval. The order is given, so few are open: of 60 steps of six kernels none is shorter with 3000.
+DECISIONS = 50
 
 
 def interval(graph_of: LoopGraph, stages: Sequence[int], order: Sequence[int], target) -> int:
@@ -46,12 +46,12 @@ def _row_blocks(graph_of: LoopGraph, target) -> int:
 
 def _minimum(of_all: Graph, stages: Sequence[int], stepped: Sequence[int], blocks: int) -> int:
     if blocks == 1:
-        return modulo.minimum_ii(of_all, stages, pinned_order=stepped, limit=_LIMIT).ii
+        return modulo.minimum_ii(of_all, stages, pinned_order=stepped, limit=DECISIONS).ii
     graph, place = _split(of_all, blocks)
     issued = [place[i][b] for b in range(blocks) for i in stepped]
     pinned = sorted(issued, key=lambda n: graph.ops[n].stream)  # keeps the order within a stream
     own = {n: stages[i] for i, places in enumerate(place) for n in places}
-    return modulo.minimum_ii(graph, [own[n] for n in range(len(graph.ops))], pinned_order=pinned, limit=_LIMIT).ii
+    return modulo.minimum_ii(graph, [own[n] for n in range(len(graph.ops))], pinned_order=pinned, limit=DECISIONS).ii
 
 
 def _split(graph: Graph, blocks: int) -> tuple[Graph, list[tuple[int, ...]]]:
