@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.diagnostics import op_diagnostic
 from .register_pressure import OTHER_REGISTERS
-from .shared_room import BARRIER_BYTES, NARROW_PART
+from .shared_room import BARRIER_BYTES, NARROW_PART, PART, PART_COPIES
 
 # A 128x128 causal block on the diagonal is half wasted; wider ones waste more than they save: 128x192 is 5 to 17 % slower at head dim 64
 # from 4k keys on; 128x176 at 128, with a full mask, is up to 24 % slower and 1 % faster at best (H200, bench/NOTES.md)
@@ -276,7 +276,7 @@ def _smem(demand: Demand, shape: Shape) -> int:
 
 
 def _smem_beside_tmem(demand: Demand, shape: Shape) -> int:
-    """A sum over rows leaves through two parts of 32 columns; what it sums has one copy. `tile-pipeline` takes copies of a loaded tile
+    """A sum over rows leaves part by part; what it sums has one copy. `tile-pipeline` takes copies of a loaded tile
     that its schedule does not need away where room is short: all but one of the first. In a pair it narrows the parts, and lets tiles of
     one size take turns.
     """
@@ -288,5 +288,5 @@ def _smem_beside_tmem(demand: Demand, shape: Shape) -> int:
         columns = sum(count * width for count, width in zip(copies, widths, strict=False))
     else:
         columns = sum(set(widths))
-    streamed = 2 * shape.block_m * shape.block_n + 4 * 2 * (32 if demand.ctas == 1 else NARROW_PART) * shape.block_n
+    streamed = 2 * shape.block_m * shape.block_n + 4 * PART_COPIES * (PART if demand.ctas == 1 else NARROW_PART) * shape.block_n
     return 2 * shape.block_m * sum(demand.row_tiles) + 2 * shape.block_n * columns + streamed + BARRIER_BYTES

@@ -8,7 +8,9 @@ from ..ir import tile, tile_pair
 from ._tile_map import operations_in
 
 BARRIER_BYTES = 1024  # room for mbarriers at the start of shared memory; buffers need 1024-byte alignment anyway
-NARROW_PART = 16  # columns of a sum over CTAs, on their way to memory, where shared memory is short: rows of 64 bytes
+PART = 32  # columns of a sum over CTAs that are on their way to memory together: rows of 128 bytes, the widest span of a TMA box
+NARROW_PART = 16  # the same where shared memory is short: rows of 64 bytes
+PART_COPIES = 2  # of a part: one is written while the other is added
 
 
 def bytes_of(op) -> int:

@@ -26,9 +26,9 @@ from ..ir.mlir import i64, ir
 from ..ir.tile import space_of, tile_type
 from ._tile_map import emit_map, operations_in
 from .registry import register_pass
+from .shared_room import PART, PART_COPIES
 
-_SPANS = (32, 16, 8)  # f32 columns of 128, 64, 32 bytes: what one TMA box takes of a row
-_STAGES = 2  # parts in shared memory: one is written while the other is added
+_SPANS = (PART, PART // 2, PART // 4)  # f32 columns of 128, 64, 32 bytes: what one TMA box takes of a row
 
 
 @register_pass("tile-accumulate-in-tmem")
@@ -148,7 +148,7 @@ def _stage(add) -> None:
         return
     width = copy.x.type.shape[1]
     part = next(span for span in _SPANS if width % span == 0)
-    copies = i64(min(_STAGES, width // part))
+    copies = i64(min(PART_COPIES, width // part))
     with ir.InsertionPoint(add), add.location:
         tile.GlobalAddOp(
             x=copy.x, target=add.target, coords=list(add.coords), dims=add.dims, staged=i64(part), buffers=copies,
