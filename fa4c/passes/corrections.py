@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ..ir import tile
 from ..ir.mlir import ir
 from ..ir.tile import space_of
-from . import op_costs, tmem_tiles
+from . import tmem_tiles
 from ._tile_map import operations_in
 
 BOX_BYTES = 4  # a row
@@ -59,16 +59,6 @@ def find(kernel) -> Corrections | None:
 
 def _runs_beside_mmas(op) -> bool:
     return op.operation.parent.name == "scf.for" and any(isinstance(other, tile.MmaOp) for other in op.operation.block.operations)
-
-
-def clocks_by_role(loop, target, role_of) -> dict[str, int]:
-    """Clocks of one iteration, by the role that runs it, for all rows of a CTA, where every maximum has grown: what a role that corrects
-    takes off the others' way."""
-    clocks: dict[str, int] = {}
-    for op in loop.regions[0].blocks[0].operations:
-        if isinstance(op, tile.Scheduled):
-            clocks[role_of(op)] = clocks.get(role_of(op), 0) + op_costs.cost(op, target, whole=True).clocks
-    return clocks
 
 
 def source_of(value):

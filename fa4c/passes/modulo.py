@@ -235,18 +235,6 @@ def step_distance(edge: Edge, stages: Sequence[int]) -> int:
     return stages[edge.dst] + edge.distance - stages[edge.src]
 
 
-def violated(graph: Graph, stages: Sequence[int], order: Sequence[int]) -> Edge | None:
-    """An edge that this schedule breaks, if there is one. Edges of `free` operations are not looked at."""
-    position = {i: n for n, i in enumerate(order)}
-    for edge in graph.edges:
-        if edge.src in graph.free or edge.dst in graph.free:
-            continue
-        between = step_distance(edge, stages)
-        if between < edge.steps or (between == 0 and edge.ordered and position[edge.src] >= position[edge.dst]):
-            return edge
-    return None
-
-
 def _depth(graph: Graph, movable: Collection[int]) -> int:
     """The most movable operations on a path within one iteration."""
     level = {}
