@@ -23,20 +23,19 @@ from . import parameters
 from .cute_maps import MapRules
 from .cute_tiles import TileRules
 from .cute_tmem import TMEM_RULES, TmemRules
-from .prelude import IMPORTS, prelude_for
+from .prelude import HELPERS, IMPORTS, prelude_for
 from .scalar_source import dsl_type, expression, is_literal
 from .source_text import Lines, Names, comment
 from .thread_layout import LAYOUTS
 
+# What emitted text means by these names: imports, helpers, what every kernel or role has, and short ones for indices.
 _RESERVED = (
-    "cute cuda cutlass cudadrv prims warpgroup pipeline select select_ base tid warp wg t cta_rank row0 col0 r g c kk lane OperandMajorMode "
-    "BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr quad_max quad_sum tanh_exp2 take_tile leave_queue exp2_emulated read_element read_exclusive write_element "
-    "truncated_div row col add_to_global wait_count add_count warp_rows_sum load_pair store_pair exchange_if "
-    "lanes slot_tmem tmem_load tmem_store tmem_at smem_operand operand_at store_row load_row warp_sum read_if_inside "
-    "add_pair sub_pair mul_pair fma_pair exp2_pair tanh_pair store_halves pair max3 add_exponent llvm nvvm pair_barrier send_row arrive_at_leader hold"
-).split()
+    *"cute cuda cutlass cudadrv prims warpgroup pipeline select_ base tid warp wg t cta_rank row0 col0 r g c kk lane lanes OperandMajorMode".split(),
+    *"BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr row col slot_tmem llvm nvvm".split(),
+    *HELPERS,
+)
 
-_OF_THE_HOST = "host fake_args tensor tmem_pieces make_fake_compact_tensor make_fake_stream grid_x grid_y grid_z stream".split()
+_OF_THE_HOST = "host fake_args tensor make_fake_compact_tensor make_fake_stream grid_x grid_y grid_z stream".split()
 
 
 def emit(module: ir.Module) -> dict[str, str]:

@@ -15,7 +15,7 @@ IMPORTS = [
 ]
 _DIALECTS = "from cutlass._mlir.dialects import {}"  # for helpers of single instructions
 
-_HELPERS = {
+HELPERS = {
     "select": '''
 def select(kind, condition, a, b):
     """condition ? a : b without a branch; a plain Python condition is decided while tracing."""
@@ -166,7 +166,7 @@ def warp_rows_sum(x):
     return x + cute.arch.shuffle_sync_bfly(x, 16)
 ''',
 }
-_HELPERS.update(TMEM_HELPERS)
+HELPERS.update(TMEM_HELPERS)
 _NEEDS = {
     "truncated_div": ["select"],
     "read_element": ["select"],
@@ -185,8 +185,8 @@ _NEEDS = {
 
 def prelude_for(body: str) -> list[str]:
     """The lines of the helpers that `body` calls, and of those that they call."""
-    wanted = {name for name in _HELPERS if re.search(rf"\b{name}\(", body)}
+    wanted = {name for name in HELPERS if re.search(rf"\b{name}\(", body)}
     wanted |= {need for name in wanted for need in _NEEDS.get(name, [])}
-    lines = [line for name, text in _HELPERS.items() if name in wanted for line in ["", *text.strip("\n").split("\n"), ""]]
+    lines = [line for name, text in HELPERS.items() if name in wanted for line in ["", *text.strip("\n").split("\n"), ""]]
     dialects = [name for name in ("llvm", "nvvm") if any(f"{name}." in line for line in lines)]
     return [_DIALECTS.format(", ".join(dialects)), *lines] if dialects else lines
