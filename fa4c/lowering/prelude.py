@@ -167,26 +167,14 @@ def warp_rows_sum(x):
 ''',
 }
 HELPERS.update(TMEM_HELPERS)
-_NEEDS = {
-    "truncated_div": ["select"],
-    "read_element": ["select"],
-    "read_exclusive": ["select"],
-    "read_if_inside": ["select"],
-    "exchange_if": ["select"],
-    "store_pair": ["select"],
-    "tmem_load": ["tmem_pieces"],
-    "arrive_at_leader": ["pair_barrier"],
-    "tmem_store": ["tmem_pieces"],
-    "exp2_pair": ["add_pair", "sub_pair", "fma_pair", "add_exponent", "pair"],
-    "tanh_pair": ["add_pair", "mul_pair", "fma_pair", "pair"],
-    **{f"{name}_pair": ["pair"] for name in ("add", "sub", "mul", "fma")},
-}
 
 
 def prelude_for(body: str) -> list[str]:
     """The lines of the helpers that `body` calls, and of those that they call."""
-    wanted = {name for name in HELPERS if re.search(rf"\b{name}\(", body)}
-    wanted |= {need for name in wanted for need in _NEEDS.get(name, [])}
+    wanted, calling = set(), body
+    while more := {name for name in HELPERS if name not in wanted and re.search(rf"\b{name}\(", calling)}:
+        wanted |= more
+        calling = "".join(HELPERS[name] for name in more)
     lines = [line for name, text in HELPERS.items() if name in wanted for line in ["", *text.strip("\n").split("\n"), ""]]
     dialects = [name for name in ("llvm", "nvvm") if any(f"{name}." in line for line in lines)]
     return [_DIALECTS.format(", ".join(dialects)), *lines] if dialects else lines
