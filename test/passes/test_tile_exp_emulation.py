@@ -83,6 +83,12 @@ def test_the_model_decides_where_nothing_was_measured(head_dim, share):
     assert share_on_blackwell("causal.mlir", head_dim) == share
 
 
+@pytest.mark.parametrize(("name", "share"), [("full.mlir", 6), ("window.mlir", 6), ("document.mlir", 0)])
+def test_a_mask_in_every_block_takes_slots(name, share):
+    """Document numbers are compared in every block, 12 operations of the ALU an element; a window's limits in blocks at its edges."""
+    assert share_on_blackwell(name, (64, 64)) == share
+
+
 def test_the_special_function_rate_decides():
     shares = []
     for mufu in (8, 16, 32):  # halved, as it is, as on B300
