@@ -67,12 +67,7 @@ def _run_backward(do, dlse, needs, o, lse, q, k, v, captured, names, return_lse,
     results = training.arranged(o, lse)
     run = training.backward((do is not None, dlse is not None), tuple(needs))
     found = run([q, k, v, *captured, *results, do, dlse])
-    return [_dense(g, t) for g, t, needed in zip(found, (q, k, v, *captured), needs) if needed]
-
-
-def _dense(gradient: Tensor | None, t: Tensor) -> Tensor:
-    """None: the results that have a gradient do not depend on `t`, but a graph expects a tensor."""
-    return torch.zeros_like(t, memory_format=torch.contiguous_format) if gradient is None else gradient.contiguous()
+    return [g.contiguous() for g, needed in zip(found, needs) if needed]
 
 
 def _training(q, k, v, captured, names, causal, align, left, right, softcap, scale, deterministic, variant, backend, target):

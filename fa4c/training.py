@@ -23,26 +23,31 @@ def training(problem: Problem, given: dict, return_lse: bool, deterministic: boo
     def make(of, needs, fixed_order):
         named = [name for name, has in zip((o, lse), of) if has]
         needed = {name for name, is_needed in zip(problem.names, needs) if is_needed}
-        needed &= gradients.depended_on(problem.semantics, named)
-        wrt = [name for name in gradients.floating(problem.semantics["args"]) if name in needed]
-        return _backward(problem, list(wanted), named, wrt, (o, lse), fixed_order)
+        active = needed & gradients.depended_on(problem.semantics, named)
+        wrt = [name for name in gradients.floating(problem.semantics["args"]) if name in active]
+        return _backward(problem, list(wanted), named, wrt, needed - active, (o, lse), fixed_order)
 
     places = wanted.index(o), None if lse is None else wanted.index(lse)
     return Training(results, len(wanted), *places, problem.swap, return_lse, deterministic, make)
 
 
-def _backward(problem: Problem, results: list[str], of: list[str], wrt: list[str], arriving, deterministic: bool):
-    """A function from [*inputs, *results, do, dlse] to the gradients of the inputs (None where not in `wrt`), in the caller's layouts."""
+def _backward(problem: Problem, results: list[str], of: list[str], wrt: list[str], zero, arriving, deterministic: bool):
+    """A function from [*inputs, *results, do, dlse] to the gradients of the inputs, in the caller's layouts: 0 for `zero`, on which nothing
+    depends that a gradient arrives for, None where in neither."""
     semantics = problem.semantics
     names = [*problem.names, *results]
-    if not wrt:
-        return lambda tensors: [None] * len(problem.names)
 
     def by_reference(values, given):
         found = gradients.gradients(semantics, {n: values[n].detach() for n in problem.names}, given, wrt)
         return {n: g.to(values[n].dtype) for n, g in found.items()}
 
-    compute = by_reference if problem.backend == "reference" else _backward_kernel(problem, of, wrt, deterministic)
+    def nothing(values, given):
+        return {}
+
+    if wrt:
+        compute = by_reference if problem.backend == "reference" else _backward_kernel(problem, of, wrt, deterministic)
+    else:
+        compute = nothing
 
     def run(tensors):
         values = dict(zip(names, [*problem.laid_out(tensors[: len(problem.names)]), *tensors[len(problem.names) : len(names)]]))
@@ -50,6 +55,7 @@ def _backward(problem: Problem, results: list[str], of: list[str], wrt: list[str
         if problem.swap and do is not None:
             do = do.transpose(1, 2)
         found = compute(values, {n: g for n, g in zip(arriving, (do, dlse)) if g is not None})
+        found |= {n: torch.zeros_like(values[n], memory_format=torch.contiguous_format) for n in zero}
         return problem.laid_out([found.get(n) for n in problem.names])
 
     return run

@@ -14,9 +14,9 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
 
     Each entry: {name, role = "input"|"output"|"workspace", dims = ["b", "m", "hq", "d"], optional}; `dims` name the problem sizes in
     memory order. A workspace may say what it starts with (init = "none"|"zero"; an output may start with "zero", so that kernels can
-    add to it), how long it lives (lifetime = "call"|"cached"), and that its rows are allocated in multiples of `pad` elements: TMA wants
-    strides of 16 bytes, and what lies beyond the problem's size is not seen. `semantics` is the variant's expression tree as JSON text
-    (design.md section 5), absent for programs that are not attention.
+    add to it, or leave it at that), how long it lives (lifetime = "call"|"cached"), and that its rows are allocated in multiples of `pad`
+    elements: TMA wants strides of 16 bytes, and what lies beyond the problem's size is not seen. `semantics` is the variant's expression
+    tree as JSON text (design.md section 5), absent for programs that are not attention.
 
     An `scf.if` around launches chooses between kernels by the problem's sizes. Both of its branches launch something, or what one of them
     launches is given no output, and no workspace that does not hold something before, by a launch or by `init`.

@@ -50,7 +50,7 @@ def make(module, binaries: dict, *, target: str, direction: str) -> dict:
 
 
 def _fills(entries) -> list[dict]:
-    """Outputs that kernels add to; workspaces say themselves that they start at 0."""
+    """Outputs that kernels add to, or that are 0 altogether; workspaces say themselves that they start at 0."""
     zero = [entry["name"] for entry, _ in entries if entry["role"] == "output" and entry.get("init") == "zero"]
     return [{"op": "fill", "buffer": name, "value": 0} for name in zero]
 

@@ -236,8 +236,8 @@ class _Outline:
             copy.attributes["attn.stationary"] = ir.StringAttr.get("n")
         with ir.InsertionPoint(block), self.operations[-1].location:
             ir.Operation.create("func.return", operands=returned)
-        _drop_dead(operations[:-1])
-        arguments = _drop_unused(block, arguments)
+        drop_dead(operations[:-1])
+        arguments = drop_unused(block, arguments)
         copy.attributes["function_type"] = ir.TypeAttr.get(
             ir.FunctionType.get([argument.type for argument in block.arguments], [value.type for value in returned])
         )
@@ -270,13 +270,14 @@ def _take_first_choice(operation) -> None:
             inner.operation.erase()
 
 
-def _drop_dead(operations) -> None:
+def drop_dead(operations) -> None:
+    """Erase values that nothing reads, those too that only such are made of."""
     for operation in reversed(operations):
         if not any(list(result.uses) for result in operation.results):
             operation.erase()
 
 
-def _drop_unused(block, arguments: list) -> list:
+def drop_unused(block, arguments: list) -> list:
     """Erase arguments that nothing reads; where positions or sizes are read, not the last one that says how large a dimension is."""
     sizes = {name for t in arguments for name in (*t.axes, *t.dims)} & set(_SIZES) if _reads_positions(block) else set()
     kept = list(enumerate(arguments))

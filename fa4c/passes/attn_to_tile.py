@@ -9,9 +9,10 @@ Band masks (`attn-simplify-mask` runs first) bound the loop and say which blocks
 Columns past the end are masked in the last block only. Block shapes, 0 = chosen here: `_attn_to_tile_shape.py`. Where the best one depends
 on the lengths there are several kernels, and the host launches one of them (`scf.if`): `_attn_to_tile_configurations.py`. Several functions
 become kernels that one host launches in order, under a condition where `attn.when` says so; results with `attn.workspace` are memory
-between them. `add-buffers`: copies in shared memory of a part of a sum over several CTAs, on its way to memory (0: two if they fit). With
-`alike` so many neighbouring row blocks make the same trips, over all columns that any of them sees, as CTAs must that form products
-together. Blocks are then such that a pair can halve what it multiplies by, and as large as fits with these halves (`tile-split-2cta`).
+between them. Results that are 0 whatever the arguments are the host fills: `_attn_to_tile_zeros.py`. `add-buffers`: copies in shared memory
+of a part of a sum over several CTAs, on its way to memory (0: two if they fit). With `alike` so many neighbouring row blocks make the same
+trips, over all columns that any of them sees, as CTAs must that form products together. Blocks are then such that a pair can halve what it
+multiplies by, and as large as fits with these halves (`tile-split-2cta`).
 
 Before:  %s = "attn.gemm"(%q, %k) {transpose_b = true} ...   %p, %lse = "attn.softmax"(%s) ...   %o = "attn.gemm"(%pc, %v) ...
 After:   "tile.host" with a launch on a grid (query blocks, heads, batch), "tile.kernel" with
@@ -25,7 +26,7 @@ import json
 import os
 from dataclasses import replace
 
-from ..ir.attn_signature import attn_functions, memory_order
+from ..ir.attn_signature import attn_functions, function_facts, memory_order
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import arith, i64, index_constant, ir, scf
 from ..ir.tile import HostOp, KernelOp, LaunchOp, tile_type
@@ -34,6 +35,7 @@ from ._attn_to_tile_configurations import MEASURED, choose_configurations
 from ._attn_to_tile_kernel import Kernel
 from ._attn_to_tile_plan import Plan, Score, Streamed, Total, make_plan
 from ._attn_to_tile_shape import Demand, copies_of_added, padding_step
+from ._attn_to_tile_zeros import take_zeros
 from ._tile_map import dim_of, erase_unused
 from .registry import register_pass
 from .tile_l2_hints import hint_loads
@@ -54,10 +56,12 @@ def attn_to_tile(
     if not functions:
         raise Diagnostic("there are 0 attn functions to lower", where=module.operation.location, fix="start from an attn file")
     target, semantics = target_of(module), _semantics(module, functions)
+    declared = [(function, function_facts(function)) for function in functions]
+    left, zeros = _without_zeros(declared)
     ctas = 2 if alike % 2 == 0 and target.mma.pair_m else 1
     step = padding_step(target, ctas)
     kernels = []
-    for function in functions:
+    for function in left:
         plan = make_plan(function)
         _check_operands(plan, target)
         demand = demand_of(plan, step, ctas)
@@ -68,7 +72,7 @@ def attn_to_tile(
         )
         kernels.append((plan, chosen))
     with ir.InsertionPoint(functions[0]), functions[0].location:
-        host = _Host([plan for plan, _ in kernels])
+        host = _Host([plan for plan, _ in kernels], declared, zeros)
         host.emit(kernels, semantics)
     for plan, chosen in kernels:
         with ir.InsertionPoint(plan.function), plan.function.location:
@@ -76,7 +80,26 @@ def attn_to_tile(
                 name = host.kernel_name(plan, configuration, chosen)
                 copies = add_buffers or copies_of_added(demand_of(plan, step, ctas), target, configuration.shape)
                 _emit_kernel(plan, name, configuration, lambda size: _padded(size, step), target.mma.lanes_a_row, host, copies, alike)
-        plan.function.operation.erase()
+    for function in functions:
+        function.operation.erase()
+
+
+def _without_zeros(declared: list) -> tuple[list, set]:
+    """(functions that need a kernel, names of results that need none)."""
+    left, zeros = [], set()
+    for function, facts in declared:
+        taken = take_zeros(function)
+        zeros |= taken
+        if not taken or len(taken) < len(facts.results):
+            left.append(function)
+    if not left:
+        raise op_diagnostic(
+            declared[0][0],
+            f"returns nothing but 0: {', '.join(t.name for _, facts in declared for t in facts.results)}",
+            why="no kernel is needed for that, and a program launches one at least",
+            fix="take zeros, or ask for a gradient that depends on something too: attn-derive-backward{wrt=... of=...}",
+        )
+    return left, zeros
 
 
 def _padded(size: int, step: int) -> int:
@@ -192,15 +215,16 @@ def _semantics(module, functions) -> ir.StringAttr:
 class _Host:
     """The tensors of all functions: (role, facts, order in memory, type in global memory) by name."""
 
-    def __init__(self, plans: list):
-        self._alone = len(plans) == 1
-        facts = [plan.facts for plan in plans]
-        _check_names(plans)
+    def __init__(self, plans: list, declared: list, zeros: set):
+        """`declared`: (function, its facts) of all functions, with results that are 0 (`zeros`), which no plan has."""
+        facts = [facts for _, facts in declared]
+        self._alone, self._name = len(facts) == 1, _common_name([f.name for f in facts])
+        _check_names(declared)
         made = {t.name for f in facts for t in f.results}
         inputs = {t.name: t for f in facts for t in f.args if t.name not in made}
         outputs = {t.name: t for f in facts for t in f.results if not t.workspace}
         self.workspaces = {t.name: t for f in facts for t in f.results if t.workspace}
-        self.added = {
+        self.filled = zeros | {
             t.name
             for plan in plans
             for value, t in zip(plan.operations[-1].operands, plan.facts.results, strict=True)
@@ -219,9 +243,8 @@ class _Host:
         return list(dict.fromkeys(t.name for t in (*plan.facts.args, *plan.facts.results)))
 
     def emit(self, kernels: list, semantics) -> None:
-        name = kernels[0][0].facts.name if len(kernels) == 1 else _common_name([plan.facts.name for plan, _ in kernels])
         op = HostOp(
-            sym_name=ir.StringAttr.get(name),
+            sym_name=ir.StringAttr.get(self._name),
             tensors=ir.ArrayAttr.get([self._entry(tensor) for tensor in self.tensors]),
             semantics=semantics,
         )
@@ -290,8 +313,8 @@ class _Host:
         if role == "workspace":
             entry["lifetime"] = ir.StringAttr.get("call")
             entry["pad"] = i64(_ALIGNED_ELEMENTS)
-        if role == "workspace" or name in self.added:
-            entry["init"] = ir.StringAttr.get("zero" if name in self.added else "none")
+        if role == "workspace" or name in self.filled:
+            entry["init"] = ir.StringAttr.get("zero" if name in self.filled else "none")
         return ir.DictAttr.get(entry)
 
 
@@ -306,23 +329,23 @@ def _emit_kernel(plan: Plan, name: str, configuration, padded, row_lanes: int, h
     hint_loads(kernel, *configuration.l2)
 
 
-def _check_names(plans) -> None:
+def _check_names(declared) -> None:
     """Functions hand tensors on by name."""
     returned: dict = {}
-    for plan in plans:
-        for tensor in plan.facts.results:
-            if plan.facts.when is not None and tensor.name not in returned:
+    for function, facts in declared:
+        for tensor in facts.results:
+            if facts.when is not None and tensor.name not in returned:
                 raise op_diagnostic(
-                    plan.function,
+                    function,
                     f"returns '{tensor.name}', and may not run at all",
                     why="where attn.when does not hold it is what a function before returned, and none does",
                     fix=f"put the function that returns '{tensor.name}' in front, or remove attn.when",
                 )
-            other = returned.setdefault(tensor.name, plan)
-            if other is not plan and plan.facts.when is None:
+            other = returned.setdefault(tensor.name, facts)
+            if other is not facts and facts.when is None:
                 raise op_diagnostic(
-                    plan.function,
-                    f"returns '{tensor.name}', as @{other.facts.name} does",
+                    function,
+                    f"returns '{tensor.name}', as @{other.name} does",
                     why="functions of one module are the kernels of one program, which hand tensors on by name",
                     fix="put functions that have nothing to do with each other into files of their own",
                 )
@@ -330,4 +353,4 @@ def _check_names(plans) -> None:
 
 def _common_name(names: list[str]) -> str:
     """NAME of NAME_preprocess, NAME_main, ..."""
-    return os.path.commonprefix(names).rstrip("_") or names[0]
+    return names[0] if len(names) == 1 else os.path.commonprefix(names).rstrip("_") or names[0]

@@ -77,7 +77,7 @@ def floating(tensors) -> list[str]:
 
 
 def depended_on(forward: dict, of) -> set[str]:
-    """Arguments that the results `of` are computed from: the others get no gradient."""
+    """Arguments that the results `of` are computed from by what has a derivative: the gradient of the others is 0."""
     wanted = {r["value"] for r in forward["results"] if r["name"] in of}
     for op in reversed(forward["body"]):
         if wanted & set(op["out"]):
@@ -88,16 +88,20 @@ def depended_on(forward: dict, of) -> set[str]:
     return wanted & {a["name"] for a in forward["args"]}
 
 
+# Operations whose value does not change where operands change a little, or that have no operands that are nodes.
+_CONSTANT = {"x", "const", "index", "size", "floor", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not"}
+
+
 def _reached(expr: list) -> list:
-    """The nodes of an expression that its value is computed from."""
+    """The nodes of an expression that its value is computed from by what has a derivative."""
     found, stack = set(), [len(expr) - 1]
     while stack:
         number = stack.pop()
         if number not in found:
             found.add(number)
             kind, *operands = expr[number]
-            nodes = {"x": (), "const": (), "index": (), "size": (), "load": operands[1:], "cast": operands[:1]}.get(kind, operands)
-            stack += nodes
+            if kind not in _CONSTANT and not (kind == "cast" and not TORCH[operands[1]].is_floating_point):
+                stack += {"select": operands[1:], "load": (), "cast": operands[:1]}.get(kind, operands)
     return [expr[number] for number in sorted(found)]
 
 

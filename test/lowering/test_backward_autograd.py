@@ -7,8 +7,9 @@ import torch
 import fa4c
 from fa4c import api, torch_ops
 from fa4c.frontend.variant import standard
+from fa4c.ir.diagnostics import Diagnostic
 from fa4c.lowering import build
-from fa4c.runtime import cache, check
+from fa4c.runtime import cache, check, execute, inputs
 
 D = 64
 
@@ -70,6 +71,50 @@ def test_captured_slopes_and_a_file():
     o.backward(do)
     tree = fa4c.compile(variant, head_dim=D, dtype=torch.bfloat16).semantics
     assert slopes.grad.dtype == torch.float32 and right(tensors, {"o": do}, tree, slopes=slopes)
+
+
+# Scores without Q and K: an example, what its score function yields, and what instead.
+ALONE = {"constant": ("full.mlir", "(%y) : (f32)", "(%c) : (f32)"), "bias": ("alibi.mlir", "(%biased) : (f32)", "(%bias) : (f32)")}
+
+
+def alone(name: str) -> str:
+    file, before, after = ALONE[name]
+    text = (compiled.EXAMPLES / file).read_text()
+    assert text.count(before) == 1
+    return text.replace(before, after)
+
+
+@pytest.mark.parametrize("name, target, deterministic", [("bias", "sm_90a", False), ("constant", "sm_100a", True)])
+def test_gradients_that_are_zero_are_filled_by_the_host(name, target, deterministic):
+    """The score reads neither Q nor K. Outputs start poisoned."""
+    made = compiled.kernel_of_text(alone(name), target=target, direction="bwd", deterministic=deterministic, head_dim=(D, D))
+    backward = compiled.load(*made)
+    assert {"dq", "dk"} <= {s["buffer"] for s in backward.manifest["steps"] if s["op"] == "fill"}
+    assert not {"dq", "dk"} & {p.get("tensor") for kernel in backward.manifest["kernels"].values() for p in kernel["params"]}
+    tree = backward.forward_semantics
+    given = inputs.make_inputs(tree, dict(b=2, hq=2, hkv=1, m=70, n=100), seed=0)
+    stored = {n: x.to(torch.float32 if n == "lse" else torch.bfloat16) for n, x in check.expected(tree, given)[0].items()}
+    do = torch.randn(stored["o"].shape).bfloat16()
+    taken = {t.name for t in backward.program.inputs}
+    passed = {n: t for n, t in {**given, **stored, "do": do}.items() if n in taken}
+    found = {n[1:]: g for n, g in execute.execute(backward, passed, backend="emulator").items()}
+    assert set(found) == set(given) and all(row.ok for row in check.check_gradients(tree, given, {"o": do}, found))
+    for n in "qk":
+        assert found[n].shape == given[n].shape and found[n].dtype == torch.bfloat16 and not found[n].any()
+
+
+def test_a_score_that_reads_no_score():
+    """Only what is not 0 is compiled; nothing is, where all gradients wanted are 0."""
+    tensors = qkv()
+    do = torch.randn(tensors[0].shape).bfloat16()
+    fa4c.attention(*tensors, variant=alone("constant"), backend="emulator").backward(do)
+    tree = fa4c.compile(alone("constant"), head_dim=D, dtype=torch.bfloat16).semantics
+    assert not tensors[0].grad.any() and not tensors[1].grad.any() and right(tensors, {"o": do}, tree)
+    tensors = qkv("qk")
+    fa4c.attention(*tensors, variant=alone("constant"), backend="emulator").backward(do)
+    assert all(t.grad.shape == t.shape and t.grad.dtype == t.dtype and not t.grad.any() for t in tensors[:2])
+    with pytest.raises(Diagnostic, match="returns nothing but 0: dq, dk"):
+        fa4c.compile(alone("constant"), direction="bwd", wrt=["q", "k"])
 
 
 def test_an_artifact_of_both_directions():

@@ -141,6 +141,8 @@ def test_what_results_depend_on():
     assert gradients.depended_on(tree, ["lse"]) == {"q", "k", "slopes"}
     constant = attention_tree(score=[["x", 0], ["const", 1.0, "f32"]])  # B20: reads the score and leaves it
     assert gradients.depended_on(constant, ["o"]) == {"v"} and gradients.depended_on(constant, ["lse"]) == set()
+    steps = [["x", 0], ["floor", 0], ["const", 0.0, "f32"], ["lt", 0, 2], ["cast", 0, "i32"], ["cast", 4, "f32"], ["select", 3, 1, 5]]
+    assert gradients.depended_on(attention_tree(score=steps), ["o"]) == {"v"}
 
 
 # -- tolerance -----------------------------------------------------------------------------------------------------------------------------
