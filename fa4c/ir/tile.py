@@ -48,15 +48,18 @@ from .tile_host import DeviceOp, DimOp, HostOp, LaunchOp, Pow2FloorOp  # noqa: F
 class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsolatedFromAboveTrait]):
     """The program of one CTA. Region arguments: the tensors, then the scalars, of the launch.
 
-    CTAs whose numbers differ only in `program_id` x modulo `cluster` run together; the grid's x is a multiple of it.
+    CTAs whose numbers differ only in `program_id` x modulo `cluster` run together; the grid's x is a multiple of it. `l2_repeated` and
+    `l2_once` wish for `l2` of the loads in loops, and of the others: `tile-l2-hints` grants them, and where it does not run nothing does.
     """
 
     sym_name: ir.StringAttr
     cluster: Any = optional(ir.IntegerAttr, "1 : i64")
+    l2_repeated: Any = optional(ir.StringAttr)
+    l2_once: Any = optional(ir.StringAttr)
     body: ext.Region
 
     def verify_op(self) -> bool:
-        if not is_cluster_size(self):
+        if not (is_cluster_size(self) and is_l2_priority(self, "l2_repeated") and is_l2_priority(self, "l2_once")):
             return False
         if not len(self.body.blocks[0].operations):
             return op_error(self, "has an empty body", why="a kernel that does nothing writes none of its outputs")

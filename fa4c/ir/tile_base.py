@@ -85,10 +85,11 @@ def column_of(kind) -> int:
 L2_PRIORITIES = ("evict_first", "evict_last")
 
 
-def is_l2_priority(op) -> bool:
-    """`op.l2` is absent or a priority that a copy can ask for (PTX ISA, createpolicy)."""
-    return op.l2 is None or op.l2.value in L2_PRIORITIES or op_error(
-        op, f"has l2 = {op.l2}", why=f"known are {', '.join(L2_PRIORITIES)}", fix="leave it out for the cache's own order"
+def is_l2_priority(op, name: str = "l2") -> bool:
+    """The attribute is absent or a priority that a copy can ask for (PTX ISA, createpolicy)."""
+    value = getattr(op, name)
+    return value is None or value.value in L2_PRIORITIES or op_error(
+        op, f"has {name} = {value}", why=f"known are {', '.join(L2_PRIORITIES)}", fix="leave it out for the cache's own order"
     )
 
 

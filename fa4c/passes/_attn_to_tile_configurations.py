@@ -2,7 +2,7 @@
 
 The best block of one variant depends on the lengths. So a function may become several kernels, and the host chooses: the first whose
 limits hold, the last one has none. In the pass's option they are written `[n<=2048:]128x128x2[:l2=LOOP/ONCE],192x128x2`:
-block_m x block_n x buffers, priorities in L2 as in `tile-l2-hints`.
+block_m x block_n x buffers, priorities in L2 that `tile-l2-hints` is asked for.
 
 Measurements are data of the target (`fa4c tune` writes them), looked up by what the function asks of the machine (`problem_of`), not by its
 name. Without data for it there is one configuration, by `_attn_to_tile_shape.py`.

@@ -38,7 +38,6 @@ from ._attn_to_tile_shape import Demand, copies_of_added, padding_step
 from ._attn_to_tile_zeros import take_zeros
 from ._tile_map import dim_of, erase_unused
 from .registry import register_pass
-from .tile_l2_hints import hint_loads
 
 _ALIGNED_ELEMENTS = 4  # rows of f32 workspaces start at multiples of 16 bytes, as TMA wants
 
@@ -326,7 +325,9 @@ def _emit_kernel(plan: Plan, name: str, configuration, padded, row_lanes: int, h
     with ir.InsertionPoint(block):
         Kernel(plan, configuration.shape, padded, row_lanes, tensors, frozenset(host.workspaces), added, alike).emit()
     erase_unused(block)
-    hint_loads(kernel, *configuration.l2)
+    for wish, priority in zip(("l2_repeated", "l2_once"), configuration.l2, strict=True):
+        if priority != "none":
+            kernel.attributes[wish] = ir.StringAttr.get(priority)
 
 
 def _check_names(declared) -> None:

@@ -22,7 +22,7 @@ SM100A_FORWARD = {
     "attn": "attn-simplify-mask,attn-fold-scale",
     "attn to tile": "attn-to-tile",
     "tile": "tile-split-2cta,tile-accumulate-in-tmem,tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-alias-tmem,"
-    "tile-lpt-grid,tile-persistent",
+    "tile-l2-hints,tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }
@@ -32,7 +32,7 @@ SM90A_BACKWARD = {
     "attn": "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
-    "tile": "tile-row-sum-by-mma,tile-pipeline,tile-lpt-grid,tile-persistent",
+    "tile": "tile-row-sum-by-mma,tile-pipeline,tile-l2-hints,tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }
@@ -40,7 +40,8 @@ SM90A_BACKWARD = {
 # Where CTAs add to one dQ they take turns; sums of all of them to one number are stored and added up by kernels behind.
 SM90A_BACKWARD_DETERMINISTIC = {
     **SM90A_BACKWARD,
-    "tile": "tile-row-sum-by-mma,tile-deterministic-reduction,tile-pipeline,tile-lpt-grid,tile-persistent",
+    "tile": "tile-row-sum-by-mma,tile-deterministic-reduction,tile-pipeline,tile-l2-hints,tile-lpt-grid,"
+            "tile-persistent",
 }
 
 SM100A_BACKWARD = {
@@ -48,7 +49,7 @@ SM100A_BACKWARD = {
             "attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
     "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-row-sum-by-mma,tile-accumulate-in-tmem,tile-pipeline,"
-            "tile-alias-tmem,tile-lpt-grid,tile-persistent",
+            "tile-alias-tmem,tile-l2-hints,tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }
@@ -56,7 +57,7 @@ SM100A_BACKWARD = {
 SM100A_BACKWARD_DETERMINISTIC = {
     **SM100A_BACKWARD,
     "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-row-sum-by-mma,tile-accumulate-in-tmem,"
-            "tile-deterministic-reduction,tile-pipeline,tile-alias-tmem,tile-lpt-grid,tile-persistent",
+            "tile-deterministic-reduction,tile-pipeline,tile-alias-tmem,tile-l2-hints,tile-lpt-grid,tile-persistent",
 }
 
 PIPELINES = {
@@ -73,17 +74,17 @@ PIPELINES = {
 #   fa4  sums in tensor memory, two query tiles in flight, rescaling under a vote, exponentials in part on the FMA units
 FA2_FORWARD = {
     **SM90A_FORWARD,
-    "tile": "tile-pipeline{stages=1}",
+    "tile": "tile-pipeline{stages=1},tile-l2-hints",
     "tile to warp": "warp-specialize{roles=one},cse",
     "warp": "warp-insert-barriers,warp-check",
 }
 FA2_BACKWARD = {
     **SM90A_BACKWARD,
     "attn to tile": "attn-to-tile{add-buffers=1}",
-    "tile": "tile-row-sum-by-mma,tile-pipeline{stages=1}",
+    "tile": "tile-row-sum-by-mma,tile-pipeline{stages=1},tile-l2-hints",
     "tile to warp": "warp-specialize{roles=one},cse",
 }
-FA3_FORWARD = {**SM90A_FORWARD, "tile": "tile-pipeline,tile-lpt-grid,tile-persistent"}
+FA3_FORWARD = {**SM90A_FORWARD, "tile": "tile-pipeline,tile-l2-hints,tile-lpt-grid,tile-persistent"}
 
 GENERATIONS = {
     "fa2": {("sm_90a", "fwd"): FA2_FORWARD, ("sm_90a", "bwd"): FA2_BACKWARD},

@@ -4,8 +4,9 @@ The CTAs of one head read the same K and V; each reads its own Q once. If Q (and
 The hint is a policy operand of the copy and costs nothing else. Whether it gains anything is the cache's business: off unless the
 target's data say that a measurement showed a gain.
 
-`repeated` is for loads inside a loop, `once` for those outside: "evict_first", "evict_last", "none", or "target" for the target's choice.
-A priority that a load already has stays.
+`repeated` is for loads inside a loop, `once` for those outside: "evict_first", "evict_last", "none", or "target" for what the kernel wishes
+for (`l2_repeated`, `l2_once`, which attn-to-tile writes where such a block was measured so), else the target's choice. A priority that a
+load already has stays.
 
 Before:  %k = "tile.load"(%K, ...) {buffers = 2 : i64, dims = array<i64: 1, 3>}
 After:   %k = "tile.load"(%K, ...) {buffers = 2 : i64, dims = array<i64: 1, 3>, l2 = "evict_last"}
@@ -27,15 +28,23 @@ Priority = Literal["target", "none", "evict_first", "evict_last"]
 @register_pass("tile-l2-hints")
 def tile_l2_hints(module: ir.Module, *, repeated: Priority = "target", once: Priority = "target") -> None:
     target = target_of(module)
-    repeated = target.l2_repeated if repeated == "target" else repeated
-    once = target.l2_once if once == "target" else once
     for op in operations_in(module):
         if isinstance(op, KernelOp):
-            hint_loads(op, repeated, once)
+            in_loops = _take_wish(op, "l2_repeated", target.l2_repeated)
+            outside = _take_wish(op, "l2_once", target.l2_once)
+            _hint_loads(op, in_loops if repeated == "target" else repeated, outside if once == "target" else once)
 
 
-def hint_loads(kernel, repeated: str, once: str) -> None:
-    """Give the loads of a tile.kernel these priorities; those that have one keep it."""
+def _take_wish(kernel, name: str, otherwise: str) -> str:
+    """The priority that a kernel's attribute wishes for, which is gone then."""
+    wish = getattr(kernel, name)
+    if wish is None:
+        return otherwise
+    del kernel.attributes[name]
+    return wish.value
+
+
+def _hint_loads(kernel, repeated: str, once: str) -> None:
     for op in operations_in(kernel):
         if isinstance(op, LoadOp) and op.l2 is None:
             priority = repeated if op.operation.parent.name == "scf.for" else once

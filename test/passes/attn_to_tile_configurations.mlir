@@ -17,10 +17,11 @@
 // CHECK:        "tile.load"{{.*}} {dims
 // CHECK:        "tile.load"{{.*}} {buffers = 2 : i64, dims
 // CHECK:      sym_name = "causal_fwd_128x128x2"
+// Priorities in L2 are a wish, for tile-l2-hints to grant.
 // CHECK:      "tile.kernel"
-// CHECK:        "tile.load"{{.*}} l2 = "evict_first"
-// CHECK:        "tile.load"{{.*}} {buffers = 3 : i64, {{.*}}l2 = "evict_last"
-// CHECK:      sym_name = "causal_fwd_128x96x3"
+// CHECK:        "tile.load"{{.*}} {dims
+// CHECK:        "tile.load"{{.*}} {buffers = 3 : i64, dims
+// CHECK:      l2_once = "evict_first", l2_repeated = "evict_last", sym_name = "causal_fwd_128x96x3"
 
 // ONE-NOT:   scf.if
 // ONE:       sym_name = "causal_fwd"}

@@ -14,7 +14,7 @@ from fa4c.ir.context import parse_module, print_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.mlir import ir
 from fa4c.ir.tile import HostOp
-from fa4c.passes import op_costs
+from fa4c.passes import op_costs, pipelines
 from fa4c.passes._attn_to_tile_configurations import Configuration, choose_configurations, problem_of
 from fa4c.passes._attn_to_tile_plan import make_plan
 from fa4c.passes.attn_to_tile import demand_of
@@ -63,13 +63,20 @@ def test_the_choice_follows_the_text():
 
 
 def test_each_configuration_has_its_kernel_and_hints():
-    lowered = print_module(programs.lower(attention(), pipeline("n<=60:64x32x3:l2=evict_last/none,64x48x2:l2=none/evict_first")),
-                           locations=False)
+    wishes = pipeline("n<=60:64x32x3:l2=evict_last/none,64x48x2:l2=none/evict_first")
+    lowered = print_module(programs.lower(attention(), f"{wishes},tile-l2-hints"), locations=False)
     first, second = lowered.split('"tile.kernel"')[1:]
     assert "_64x32x3" in lowered and "_64x48x2" in lowered
     assert (first.count("evict_last"), first.count("evict_first")) == (2, 0)
     assert (second.count("evict_last"), second.count("evict_first")) == (0, 1)
     assert "buffers = 3" in first and "buffers = 3" not in second
+
+
+def test_every_pipeline_grants_wishes():
+    """A configuration's priorities are lost without a word where nothing reads them."""
+    groups = [pipelines.PIPELINES, pipelines.DETERMINISTIC, *pipelines.GENERATIONS.values()]
+    for parts in (parts for group in groups for parts in group.values()):
+        assert "tile-l2-hints" in parts["tile"].split(",")
 
 
 # -- the host's branches -------------------------------------------------------------------------------------------------------------------
