@@ -1,14 +1,20 @@
-"""`fa4c check`: all static checks on a file of any level, or on an artifact. Nothing is compiled or run."""
+"""`fa4c check`: all static checks on a file of any level, or on an artifact. Nothing is built or run.
+
+A file of the warp level is checked as it stands; one above it is also lowered for a target, so that what `fa4c compile` would refuse is
+refused here, without the seconds of making PTX.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from ..ir.diagnostics import Diagnostic
-from .files import display_name, is_artifact, read_module
+from ..ir.diagnostics import Diagnostic, UsageError
+from .compile import target_named
+from .files import display_name, is_artifact, read_text
 
 EXAMPLES = """examples:
   fa4c check examples/causal.mlir
+  fa4c check examples/causal.mlir --target sm_100a
   fa4c compile examples/causal.mlir --emit warp | fa4c check -
   fa4c check causal.fa4c                        hashes of all members, and the manifest's schema
 """
@@ -16,6 +22,8 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .mlir file of any level, - for standard input, or a .fa4c artifact")
+    parser.add_argument("--target", metavar="T", help="whether it compiles for this one; see `fa4c targets` (default: what the file says, "
+                        "else sm_90a)")
 
 
 def needs_mlir(args: argparse.Namespace) -> bool:
@@ -23,7 +31,14 @@ def needs_mlir(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> None:
-    done = _check_artifact(args.file) if is_artifact(args.file) else _check_module(args.file)
+    if args.target is not None:
+        target_named(args.target)
+    if not is_artifact(args.file):
+        done = _check_module(args.file, args.target)
+    elif args.target is None:
+        done = _check_artifact(args.file)
+    else:
+        raise UsageError("--target does not apply to an artifact", why="it is compiled already", fix="leave it out")
     print(f"{display_name(args.file)}: ok: {done}")
 
 
@@ -34,18 +49,27 @@ def _check_artifact(path: str) -> str:
     return f"artifact '{loaded.manifest['name']}' for {loaded.manifest['target']}, {len(loaded.members)} members, hashes and manifest right"
 
 
-def _check_module(path: str) -> str:
-    from ..passes.registry import find_pass, run_pipeline, verify
+def _check_module(path: str, target: str | None) -> str:
+    from ..ir.context import parse_module
+    from ..ir.mlir import ir
+    from ..lowering import cute_source
+    from ..lowering.compile import lowered
+    from ..passes.registry import run_pipeline, verify
 
-    module = read_module(path)
+    text = read_text(path)
+    module = parse_module(text, display_name(path), ir.Context.current)
     if not len(module.body.operations):
         raise Diagnostic("the file holds no function and no kernel", where=module.operation.location, why="there is nothing to check",
                          fix="see examples/causal.mlir")
     verify(module)
     found = levels(module)
-    if "warp" in found and find_pass("warp-check") is not None:
+    if not found:
+        return "no attn function and no kernel; verified as plain MLIR"
+    if "warp" in found:
         run_pipeline(module, "warp-check")
-    return f"{' and '.join(found)} level, verified" if found else "no attn function and no kernel; verified as plain MLIR"
+    with lowered(text, display_name(path), target=target) as result:
+        cute_source.emit(result.module)
+        return f"{' and '.join(found)} level, verified, and lowered for {result.target}"
 
 
 def levels(module) -> list[str]:

@@ -21,6 +21,7 @@ import sys
 import threading
 
 from ..ir.diagnostics import Diagnostic, UsageError, from_mlir_error, message
+from .parser import Parser
 
 # Sub-command -> (module of this package, one line for `fa4c --help`).
 COMMANDS = {
@@ -74,8 +75,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    args = parse_arguments(argv)
     try:
+        args = parse_arguments(argv)
         with _termination_like_interrupt():
             return _run(args)
     except _Terminated:
@@ -119,8 +120,8 @@ def _termination_like_interrupt():
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="fa4c", description="A compiler for attention: MLIR text in, GPU kernels out.",
-                                     epilog="`fa4c COMMAND --help` explains one command, with examples.")
+    parser = Parser(prog="fa4c", description="A compiler for attention: MLIR text in, GPU kernels out.",
+                    epilog="`fa4c COMMAND --help` explains one command, with examples.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = next((word for word in argv if not word.startswith("-")), None)

@@ -7,8 +7,8 @@ import json
 import math
 
 from ..ir.diagnostics import Diagnostic, UsageError, nearest
-from . import run_backward
-from .compile import add_variant_flags, compile_file, target_named
+from . import pass_flags, run_backward
+from .compile import add_variant_flags, check_flags, compile_file
 from .files import STDIN, is_artifact, progress, read_module
 from .run_backward import Program
 from .sizes import sizes_of
@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   fa4c run causal.fa4c --shape b=2,hq=8,hkv=2,m=1000,n=1000 --check
   fa4c run examples/alibi.mlir --direction both --check               and dq, dk, dv, dslopes, compared with torch.autograd
   fa4c run examples/softcap.mlir --dtype fp16 --head-dim 64 --check --json
+  fa4c run examples/causal.mlir --set attn-to-tile.block-n=64 --disable-pass tile-lpt-grid --check
   fa4c run examples/causal.mlir --backend reference --input q=q.npy --input k=k.npy --input v=v.npy
 
 An input that is not given is made up by its attn.fill, a gradient that arrives (do) by normal numbers. --direction bwd runs the backward
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedule-seed", type=_seed, metavar="N", help="of --schedule random")
     parser.add_argument("--check", action="store_true", help="compare with float64; exit status 1 when out of tolerance")
     parser.add_argument("--json", action="store_true", help="results as JSON")
+    pass_flags.add_pass_flags(parser, required=False)
 
 
 def _seed(text: str) -> int:
@@ -58,12 +60,12 @@ def needs_mlir(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     sizes_of(args.shape, None)  # what is wrong with the words alone is said before torch and the compiler are imported
-    for text in args.input:
-        _named_file(text)
-    if args.target is not None:
-        target_named(args.target)
-    program = _program(args)
-    device, given = _device(args, program.artifact), _given(args, program)
+    check_flags(args)
+    arrays = _arrays(args.input)
+    if args.backend == "cuda":
+        _require_gpu()
+    program = _program(args, arrays)
+    device, given = _device(args, program.artifact), _given(program, arrays)
     sizes, inputs = _inputs(args, program, given, device)
     backend, outputs, rows = None, {}, []
     if program.runs_forward:
@@ -88,40 +90,55 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _program(args) -> Program:
+def _program(args, arrays: dict) -> Program:
     """The reference needs no artifact, but the file."""
     from ..runtime import artifact
 
     if is_artifact(args.file):
-        for flag in ("target", "dtype", "head_dim", "deterministic", "generation"):
-            if getattr(args, flag):
-                raise UsageError(f"--{flag.replace('_', '-')} does not apply to an artifact", why="it is compiled already",
-                                 fix="give the .mlir file instead")
+        _refuse(args, (*_VARIANT, *_PASSES), "an artifact", why="it is compiled already", fix="give the .mlir file instead")
         return _program_of(artifact.load(args.file), args)
     args.direction = args.direction or "fwd"
     if args.backend == "reference":
+        _refuse(args, _PASSES, "--backend reference", why="it evaluates what the file says", fix="leave it out")
         return run_backward.of_file(_typed_module(args), args.file, args.direction)
-    _check_names(args)
-    _set_compile_defaults(args)
+    _check_data(args, arrays)
     manifest, members = compile_file(args, "artifact")
     return _program_of(artifact.build(manifest, members, args.file), args)
 
 
-def _check_names(args) -> None:
+_VARIANT = ("target", "dtype", "head_dim", "deterministic", "generation")
+_PASSES = ("pass_pipeline", "disable_pass", "set", "print_ir_after_all", "timing", "no_loc")
+
+
+def _refuse(args, flags, what: str, *, why: str, fix: str) -> None:
+    for flag in flags:
+        if getattr(args, "overrides" if flag == "set" else flag):
+            raise UsageError(f"--{flag.replace('_', '-')} does not apply to {what}", why=why, fix=fix)
+
+
+def _check_data(args, arrays: dict) -> None:
     """A variant's sizes and inputs are known before the seconds of compiling it (of a file below the attn level, behind them)."""
     from ..ir.attn_signature import attn_functions
     from ..ir.semantics import from_function
+    from ..runtime.layout import bind_sizes, static_dims
     from ..runtime.sizes import dims_of
 
-    if args.file == STDIN or not (args.shape or args.input):  # what is piped in can be read once
+    if args.file == STDIN or not (args.shape or arrays):  # what is piped in can be read once
         return
-    module = read_module(args.file)
+    module = _typed_module(args)  # its functions are gone when it is
     functions = attn_functions(module)
-    if len(functions) == 1:
-        semantics = from_function(functions[0])
-        sizes_of(args.shape, dims_of(semantics))
-        if args.direction == "fwd":
-            _check_inputs_exist(args, [spec["name"] for spec in semantics["args"]])
+    if len(functions) != 1:
+        return
+    semantics = from_function(functions[0])
+    sizes_of(args.shape, dims_of(semantics))
+    specs = {spec["name"]: spec for spec in semantics["args"]}
+    if args.direction == "fwd":
+        _check_inputs_exist(arrays, specs)
+    known = {name: entry for name, entry in arrays.items() if name in specs}  # a backward takes others too
+    shapes = {name: tuple(_tensor(*entry, specs[name]).shape) for name, entry in known.items()}
+    named = _named_sizes(args.shape)
+    bind_sizes([("--shape", list(named), {}), *((name, _layout(semantics, specs[name]), static_dims(specs[name])) for name in known)],
+               {"--shape": tuple(named.values()), **shapes}, where="--input")
 
 
 def _program_of(artifact, args) -> Program:
@@ -153,11 +170,6 @@ def _typed_module(args):
     return module
 
 
-def _set_compile_defaults(args) -> None:
-    args.pass_pipeline, args.disable_pass, args.overrides = None, [], []
-    args.timing = args.no_loc = args.print_ir_after_all = False
-
-
 def _device(args, artifact) -> str:
     if args.backend in ("emulator", "reference"):
         return "cpu"
@@ -166,12 +178,17 @@ def _device(args, artifact) -> str:
     from ..runtime import cuda
 
     if not torch.cuda.is_available():
-        if args.backend == "cuda":
-            raise Diagnostic("there is no GPU that torch can use", why="backend cuda was asked for",
-                             fix="leave out --backend, or use --backend reference; `fa4c doctor` says what is installed")
         return "cpu"
     fits = cuda.target_of(torch.cuda.current_device()) == artifact.target
     return "cuda" if fits or args.backend == "cuda" else "cpu"
+
+
+def _require_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Diagnostic("there is no GPU that torch can use", why="backend cuda was asked for",
+                         fix="leave out --backend, or use --backend reference; `fa4c doctor` says what is installed")
 
 
 def _inputs(args, program, given, device):
@@ -189,37 +206,51 @@ def _inputs(args, program, given, device):
     return sizes, {name: given[name].to(device) if name in given else made[name] for name in names}
 
 
-def _given(args, program) -> dict:
-    specs = program.arguments
-    _check_inputs_exist(args, specs)
-    return {name: _load(path, specs[name]) for name, path in map(_named_file, args.input)}
+def _arrays(texts: list[str]) -> dict:
+    """{input: (array, its file)}, read before anything is compiled."""
+    arrays = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or not path:
+            raise UsageError(f"--input {text}: not of the form NAME=FILE.npy", fix="for example --input q=q.npy")
+        if name in arrays:
+            raise UsageError(f"--input {text}: '{name}' is given already", fix="give each input once")
+        arrays[name] = (_load(path), path)
+    return arrays
 
 
-def _named_file(text: str) -> tuple[str, str]:
-    name, equals, path = text.partition("=")
-    if not equals or not path:
-        raise UsageError(f"--input {text}: not of the form NAME=FILE.npy", fix="for example --input q=q.npy")
-    return name, path
+def _given(program, arrays: dict) -> dict:
+    _check_inputs_exist(arrays, program.arguments)
+    return {name: _tensor(*entry, program.arguments[name]) for name, entry in arrays.items()}
 
 
-def _check_inputs_exist(args, names) -> None:
-    for text in args.input:
-        if _named_file(text)[0] not in names:
-            raise UsageError(f"--input {text}: there is no input '{_named_file(text)[0]}'", fix=nearest(_named_file(text)[0], names))
+def _check_inputs_exist(arrays: dict, names) -> None:
+    for name, (_, path) in arrays.items():
+        if name not in names:
+            raise UsageError(f"--input {name}={path}: there is no input '{name}'", fix=nearest(name, names))
 
 
-def _load(path: str, spec: dict):
+def _load(path: str):
+    import numpy
+
+    try:
+        array = numpy.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise Diagnostic("cannot read this array", where=path, why="there is no such file", fix="check the path") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise Diagnostic("cannot read this array", where=path, why=str(error).split("\n")[0], fix="write it with numpy.save") from None
+    if not isinstance(array, numpy.ndarray) or array.dtype.kind not in "fiub":
+        raise Diagnostic("this is no array of numbers", where=path, fix="write one array with numpy.save")
+    return array
+
+
+def _tensor(array, path: str, spec: dict):
+    """An array in the dtype of the input that it is for."""
     import numpy
     import torch
 
     from ..runtime.torch_types import TORCH
 
-    try:
-        array = numpy.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise Diagnostic("cannot read this array", where=path, why=str(error).split("\n")[0], fix="write it with numpy.save") from None
-    if not isinstance(array, numpy.ndarray) or array.dtype.kind not in "fiub":
-        raise Diagnostic("this is no array of numbers", where=path, fix="write one array with numpy.save")
     tensor, wanted = torch.from_numpy(numpy.ascontiguousarray(array)), TORCH[spec["dtype"]]
     if tensor.dtype.is_floating_point != wanted.is_floating_point:
         raise Diagnostic(f"input '{spec['name']}' is {spec['dtype']}, but the array is {array.dtype}", where=path,
@@ -229,14 +260,24 @@ def _load(path: str, spec: dict):
 
 def _free_sizes(program, name, tensor, shape_text) -> dict:
     """The run-time sizes that an array fixes, unless --shape names them too (then a difference is an error later on)."""
-    from ..runtime.layout import memory_layout, packed_dims, static_dims
+    from ..runtime.layout import packed_dims, static_dims
 
     spec = program.arguments[name]
-    packed = packed_dims(program.semantics["args"])
-    names = memory_layout(spec["axes"], spec["dims"], program.semantics.get("layout", "bshd"), packed)
-    named = {part.partition("=")[0].strip() for part in shape_text.split(",")}
-    fixed = {*static_dims(spec), *packed, *named}
-    return {dim: size for dim, size in zip(names, tensor.shape) if dim not in fixed}
+    fixed = {*static_dims(spec), *packed_dims(program.semantics["args"]), *_named_sizes(shape_text)}
+    return {dim: size for dim, size in zip(_layout(program.semantics, spec), tensor.shape) if dim not in fixed}
+
+
+def _layout(semantics: dict, spec: dict) -> list[str]:
+    """Names of a tensor's dimensions in memory order."""
+    from ..runtime.layout import memory_layout, packed_dims
+
+    return memory_layout(spec["axes"], spec["dims"], semantics.get("layout", "bshd"), packed_dims(semantics["args"]))
+
+
+def _named_sizes(text: str) -> dict[str, int]:
+    """Those that --shape names, without what follows from them."""
+    sizes = sizes_of(text, None)
+    return {name: sizes[name] for name in (part.partition("=")[0].strip() for part in text.split(",")) if name in sizes}
 
 
 def _execute(args, artifact, semantics, inputs):

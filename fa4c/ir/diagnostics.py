@@ -120,6 +120,9 @@ def _known_operation(what: str) -> str:
     dialects = {name.rpartition(".")[2]: module for name, module in sys.modules.items() if re.search(r"\.dialects\.[a-z]\w*$", name)}
     operations = vars(dialects[found[2]]).values() if found[2] in dialects else ()
     names = {op.OPERATION_NAME for op in operations if hasattr(op, "OPERATION_NAME")}
+    from .scalar import KNOWN
+
+    names = names & KNOWN or names  # of arith and math, what has a meaning here
     return nearest(found[1], names) if names else nearest(found[2], _DIALECTS)
 
 

@@ -315,3 +315,4 @@ _RULES |= {
         "fma": lambda a, b, c: a * b + c,
     }.items()
 }
+KNOWN = frozenset(_RULES)

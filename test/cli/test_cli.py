@@ -73,10 +73,13 @@ sys.exit(f'imports {{heavy}}' if heavy else 0)
 
 @pytest.mark.parametrize(("args", "says"), [
     ([], "a command is needed"),
-    (["nope"], "invalid choice"),
+    (["xyz"], "there is no command 'xyz'\nnote: fix: use one of: cache, check, "),
+    (["complie", "{plain}"], "note: fix: did you mean 'compile'?"),
     (["opt"], "required"),
     (["opt", "{plain}"], "--pass-pipeline"),
-    (["opt", "{plain}", "--pass-pipeline", "cse", "--frobnicate"], "unrecognized arguments"),
+    (["opt", "{plain}", "--pass-pipeline", "cse", "--frobnicate"], "fa4c opt has no flag --frobnicate\nnote: fix: "),
+    (["opt", "{plain}", "--pass-pipelin=cse", "--no-lco"], "did you mean '--no-loc'?"),
+    (["compile", "{plain}", "{plain}"], "fa4c compile has no place for "),
     (["opt", "{plain}", "--pass-pipeline", "canonicalise"], "did you mean 'canonicalize'?"),
     (["opt", "{plain}", "--pass-pipeline", "attn-retyp"], "did you mean 'attn-retype'?"),
     (["opt", "{plain}", "--pass-pipeline", "attn-retype{head-dims=64}"], "did you mean 'head-dim'?"),
@@ -90,14 +93,17 @@ sys.exit(f'imports {{heavy}}' if heavy else 0)
     (["opt", "{plain}", "--pass-pipeline", "cse", "--set", "attn-retype"], "PASS.OPTION=VALUE"),
     (["opt", "{plain}", "--pass-pipeline", "cse", "--set", "attn-retype.head-dim=64"], "does not run here"),
     (["opt", "{plain}", "--pass-pipeline", "attn-retype", "--set", "attn-retype.hed-dim=64"], "did you mean 'head-dim'?"),
-    (["compile", "{plain}", "--dtype", "fp8"], "invalid choice"),
+    (["compile", "{plain}", "--dtype", "fp8"], "--dtype takes no 'fp8'\nnote: why: its values are: bf16, fp16\nnote: fix: "),
+    (["compile", "{plain}", "--emit", "cuda"], "did you mean 'cute'?"),
     (["compile", "{plain}", "--head-dim", "0"], "is no head dim"),
     (["compile", "{plain}", "--head-dim", "64,64,64"], "is no head dim"),
     (["compile", "-"], "needs a name"),
     (["compile", "{plain}", "--disable-pass", "tile-pipelin"], "there is no pass"),
     (["passes", "attn-retip"], "did you mean 'attn-retype'?"),
-    (["cache", "burn"], "invalid choice"),
-    (["run", "{plain}", "--backend", "gpu"], "invalid choice"),
+    (["cache", "burn"], "ACTION takes no 'burn'"),
+    (["run", "{plain}", "--backend", "gpu"], "--backend takes no 'gpu'"),
+    (["run", "{plain}", "--disable-pass", "tile-pipelin"], "did you mean 'tile-pipeline'?"),
+    (["check", "{plain}", "--target", "sm_99"], "there is no target 'sm_99'"),
 ])
 def test_wrong_usage(fa4c_cli, plain, args, says):
     text = fa4c_cli.error(*[arg.format(plain=plain) if arg == "{plain}" else arg for arg in args], status=2, stdin="")
@@ -229,7 +235,17 @@ def test_a_forked_command_ends_as_a_fresh_one(tmp_path, monkeypatch, signal):
 
 def test_check_every_example(fa4c_cli, examples):
     for path in sorted(examples.glob("*.mlir")):
-        assert fa4c_cli.ok("check", path) == f"{path}: ok: attn level, verified\n"
+        assert fa4c_cli.ok("check", path) == f"{path}: ok: attn level, verified, and lowered for sm_90a\n"
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_check_refuses_what_compile_refuses(fa4c_cli, examples, tmp_path, target):
+    """A variant in f32 is right as IR, and the reference evaluates it."""
+    path = tmp_path / "f32.mlir"
+    path.write_text((examples / "causal.mlir").read_text().replace("bf16", "f32"))
+    said = fa4c_cli.error("check", path, "--target", target, placed=True)
+    assert said == fa4c_cli.error("compile", path, "--target", target, "--emit", "tile", placed=True)
+    assert said.startswith(f"{path}:10:8: error: 'attn.gemm' multiplies f32 (q)\nnote: why: tensor cores take bf16, fp16\n")
 
 
 def test_check_damaged_artifact(fa4c_cli, tmp_path):

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 
+import numpy
 import pytest
 
 from fa4c.cli.main import main
@@ -77,18 +78,37 @@ def test_a_folder_that_takes_no_files_is_found_before_any_work(fa4c, examples, a
     (["--shape", "m=3000000000"], 2, "m = 3000000000 is too large"),
     (["--shape", "b=" + "9" * 5000], 2, "is too large"),
     (["--shape", "mm=3"], 2, "unknown size 'mm' (did you mean 'm'?)"),
-    (["--input", "qq=q.npy"], 2, "there is no input 'qq'"),
+    (["--input", "qq={one}"], 2, "there is no input 'qq'"),
+    (["--input", "q=nofile.npy"], 1, "nofile.npy: error: cannot read this array\nnote: why: there is no such file\n"),
+    (["--input", "q={one}", "--input", "q={one}"], 2, "'q' is given already"),
+    (["--input", "q={one}", "--shape", "m=9"], 1, "q has m = 1, but --shape has m = 9"),
+    (["--input", "q={one}", "--head-dim", "64"], 1, "q has d = 128, but this kernel is for d = 64"),
+    (["--input", "k={one}", "--input", "q={one}", "--shape", "hq=4,hkv=2"], 1, "k has hkv = 1, but --shape has hkv = 2"),
     (["--target", "sm_99"], 2, "there is no target 'sm_99'"),
     (["--shape", "b=100000", "--backend", "reference"], 1, "q (b=100000, m=256, hq=4, d=128) is the largest, would take 104.9 GB"),
     (["--head-dim", "100000000", "--backend", "reference"], 1, "d=100000000) is the largest, would take 819.2 GB"),
     (["--shape", "b=1,hq=1,m=100000", "--backend", "reference"], 1, "the 100000 x 100000 scores and probabilities of one head"),
 ])
-def test_sizes_that_cannot_be(fa4c, examples, monkeypatch, args, status, says):
+def test_sizes_that_cannot_be(fa4c, examples, monkeypatch, tmp_path, args, status, says):
     """Before anything is compiled or allocated."""
     monkeypatch.setattr("fa4c.cli.run.compile_file", None)
     monkeypatch.setattr("fa4c.runtime.memory.available", lambda device: 64e9)
+    numpy.save(tmp_path / "one.npy", numpy.ones((1, 1, 1, 128), numpy.float32))
+    args = [arg.format(one=tmp_path / "one.npy") for arg in args]
     found, out, text = fa4c("run", examples / "causal.mlir", "--direction", "fwd", *args)
     assert (found, out) == (status, "") and says in text and "note: " in text
+
+
+def test_run_compiles_with_the_passes_it_is_told(fa4c, examples, monkeypatch):
+    given = {}
+
+    def compile_text(*_, **options):
+        given.update(options)
+        raise MemoryError("enough")
+
+    monkeypatch.setattr("fa4c.lowering.compile.compile_text", compile_text)
+    assert fa4c("run", examples / "causal.mlir", "--set", "attn-to-tile.block-n=64", "--disable-pass", "cse")[0] == 1
+    assert given["overrides"] == [("attn-to-tile", "block-n", "64")] and given["disabled"] == ("cse",)
 
 
 def test_memory_that_ends_all_the_same(fa4c, examples, monkeypatch):
@@ -142,7 +162,7 @@ def test_an_unknown_target_is_wrong_usage(fa4c, examples, command):
 
 @pytest.mark.parametrize(("right", "wrong", "says"), [
     ("attn.softmax", "attn.sofmax", "note: fix: did you mean 'attn.softmax'?"),
-    ("math.tanh", "math.tanhh", "note: fix: did you mean 'math.tanh'?"),
+    ("math.tanh", "math.tahn", "note: fix: did you mean 'math.tanh'?"),  # nearest of all is math.tan, which means nothing here
     ('"attn.softmax', '"atn.softmax', "note: fix: the name before an operation's dot is one of attn, "),
     ("arith.cmpi sle, %j, %i : index", "arith.subi %j, %i : index", "note: {path}:19:5: prior use here"),
 ])

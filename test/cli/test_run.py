@@ -50,8 +50,7 @@ def test_seed_changes_made_up_inputs(fa4c_cli, examples):
     (["--shape", "mm=3"], 2, "unknown size 'mm'"),
     (["--shape", "hq=3,hkv=2"], 2, "--shape"),
     (["--input", "q"], 2, "NAME=FILE.npy"),
-    (["--input", "qq=x.npy"], 2, "no input 'qq'"),
-    (["--input", "q=nope.npy"], 1, "cannot read this array"),
+    (["--set", "attn-to-tile.block-n=64"], 2, "--set does not apply to --backend reference"),
     (["--input", "q={root}/README.md"], 1, "cannot read this array"),
     (["--head-dim", "x"], 2, "no head dim"),
 ])
@@ -87,6 +86,7 @@ def test_artifact_runs_without_the_compiler(fa4c_cli, artifact, without):
 
 def test_an_artifact_cannot_be_retyped(fa4c_cli, artifact):
     assert "--dtype does not apply to an artifact" in fa4c_cli.error("run", artifact, "--dtype", "fp16", status=2)
+    assert "--disable-pass does not apply to an artifact" in fa4c_cli.error("run", artifact, "--disable-pass", "cse", status=2)
 
 
 def test_altered_artifact(fa4c_cli, artifact):
