@@ -22,6 +22,10 @@ from ..ir.tile import space_of
 from . import work as rules
 from .folding import Known
 
+_AT_ONCE = 1 << 18  # trips of CTAs, in an array that a core's cache holds
+_MOST_TRIPS = 1 << 28  # five seconds or so
+_MOST_CTAS = 1 << 22  # about a gigabyte
+
 
 @dataclass
 class Launch:
@@ -103,13 +107,20 @@ def _host_values(op, env: dict, target) -> list:
 def _run_kernel(kernel, grid: list[int], given: list, target) -> Launch:
     launch = Launch(kernel.sym_name.value, tuple(grid))
     block = kernel.body.blocks[0]
+    ctas = _count_of(kernel, math.prod(grid), "CTAs")
     run = _Run(block, target, launch, grid, kernel.cluster.value)
-    ctas = grid[0] * grid[1] * grid[2]
     if ctas:
         run.block(block, dict(zip(block.arguments, given, strict=True)), np.ones(ctas, np.int64), None)
         if any(isinstance(op, warp_tmem.TmemAllocOp) for op in block.operations):
             launch.counts.update({key: n * ctas for key, n in rules.address_words(kernel).items()})
     return launch
+
+
+def _count_of(op, count: int, what: str) -> int:
+    if count > _MOST_CTAS:
+        raise op_diagnostic(op, f"has {count:,} {what}", why=f"each is looked at, up to {_MOST_CTAS:,}",
+                            fix="choose smaller sizes (--shape); what one batch entry executes, each does")
+    return count
 
 
 class _Run:
@@ -186,6 +197,9 @@ class _Run:
         if not self._depends(body, [index, *carried]):
             self.block(body, env, times * trips, role)
             return
+        if not any(v in self.needed for v in carried) and not any(isinstance(op, _OF_A_CTA) for op in _operations(body)):
+            self._trips_at_once(body, env, (lower, step, trips), times, role)
+            return
         env.update(zip(carried, [env.get(v) for v in list(op.operation.operands)[3:]], strict=True))
         yields = list(list(body.operations)[-1].operation.operands)
         for k in range(int(trips.max(initial=0))):
@@ -196,6 +210,27 @@ class _Run:
             env.update(zip(carried, later, strict=True))
         env.update(zip(op.operation.results, [env[v] for v in carried], strict=True))
 
+    def _trips_at_once(self, body, env, bounds, times, role) -> None:
+        """Many trips, of the CTAs that differ in something that the body uses, in one go: arrays get an axis of trips in front."""
+        inside = _defined(body)
+        used = {v for op in _operations(body) for v in op.operation.operands if v in self.needed and v not in inside}
+        outer = {v: np.asarray(env[v]) for v in used}
+        columns = np.stack([np.broadcast_to(x, times.shape).ravel() for x in (*bounds, *outer.values())])
+        columns, group = np.unique(columns, axis=1, return_inverse=True)
+        lower, step, trips, *values = columns
+        weights = np.zeros(len(trips), np.int64)
+        np.add.at(weights, group.ravel(), times.ravel())
+        inner = {**env, **{v: x.astype(outer[v].dtype) for v, x in zip(outer, values, strict=True)}}
+        most, at_once, known = int(trips.max(initial=0)), max(1, _AT_ONCE // max(1, len(trips))), self.known.values
+        if most * len(trips) > _MOST_TRIPS:
+            raise op_diagnostic(body.owner, f"makes up to {most:,} trips in {len(trips):,} CTAs that differ", why="each trip is looked at, "
+                                "since what runs in it depends on its number", fix="choose smaller lengths (--shape)")
+        for first in range(0, most, at_once):
+            k = np.arange(first, min(first + at_once, most))[:, None]
+            self.known.values = known.copy()
+            inner[body.arguments[0]] = lower + k * step
+            self.block(body, inner, weights * (trips > k), role)
+
     def _depends(self, body, on: list) -> bool:
         """Whether control flow inside uses what changes from trip to trip."""
         changing = {v for v in on if v in self.needed}
@@ -203,7 +238,7 @@ class _Run:
 
     def _walk(self, op, env, times, role) -> None:
         """Each tile once, whichever CTA takes it; so what is inside may not depend on the CTA."""
-        tiles = int(np.max(env[op.tiles], initial=0))
+        tiles = _count_of(op, int(np.max(env[op.tiles], initial=0)), "tiles")
         inner = {v: x if np.ndim(x) == 0 else x[0] if isinstance(x, np.ndarray) else x for v, x in env.items()}
         inner[op.body.blocks[0].arguments[0]] = np.arange(tiles)
         self.block(op.body.blocks[0], inner, np.ones(tiles, np.int64), role)
@@ -268,6 +303,21 @@ def _operations(block):
             for region in op.operation.regions:
                 for inner in region.blocks:
                     yield from _operations(inner)
+
+
+# What has one value for each CTA in whatever block it stands.
+_OF_A_CTA = (tile.ProgramIdOp, tile_pair.CtaRankOp, tile.WalkOp, warp.WalkOp, warp.RoleOp)
+
+
+def _defined(block) -> set:
+    """Values that a block and those nested in it define."""
+    found = set(block.arguments)
+    for op in block.operations:
+        found.update(op.operation.results)
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                found |= _defined(inner)
+    return found
 
 
 def _needed(block) -> set:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from dataclasses import dataclass
 
 from .steps import QUANTITIES, UNITS
 
-_BAR = 30  # characters
+_BAR, _WIDTH = 30, 100  # characters
 
 
 @dataclass
@@ -35,7 +36,7 @@ def tables(found: dict) -> list[Table]:
 def as_text(found: dict) -> str:
     lines = [_headline(found)]
     for table in tables(found):
-        lines += ["", table.title] + ([f"  {table.note}"] if table.note else [])
+        lines += ["", table.title, *textwrap.wrap(table.note, _WIDTH, initial_indent="  ", subsequent_indent="    ")]
         widths = [max(len(row[i]) for row in [table.heads, *table.rows]) for i in range(len(table.heads))]
         for number, row in enumerate([table.heads, *table.rows]):
             bar = table.bars[number - 1] if table.bars and number else None
@@ -152,14 +153,23 @@ def _launch(launch: dict) -> Table:
 def _passes(passes: list[dict]) -> list[Table]:
     rows = []
     for entry in passes:
-        rows.append([entry["pass"], "" if entry["changed"] else "changes nothing"])
-        for fact, (before, after) in entry.get("facts", {}).items():
-            rows.append(["", f"{fact}: {_text(before)} -> {_text(after)}"])
-        counted = [f"{sign}{n} {name}" for sign, key in (("+", "added"), ("-", "removed"))
-                   for name, n in entry.get(key, {}).items() if not name.startswith("arith.")]
-        if counted:
-            rows.append(["", ", ".join(counted)])
+        said = [f"{fact}: {_text(before)} -> {_text(after)}" for fact, (before, after) in entry.get("facts", {}).items()]
+        said += [", ".join(_counted(entry))]
+        lines = [line for text in said for line in textwrap.wrap(text, _WIDTH, subsequent_indent="  ")]
+        lines = lines or ["changes attributes or the order of operations" if entry["changed"] else "changes nothing"]
+        rows += [[name, line.replace("\xa0", " ")] for name, line in zip([entry["pass"], *[""] * len(lines)], lines, strict=False)]
     return [Table("what each pass changed", ["pass", ""], rows)] if rows else []
+
+
+def _counted(entry: dict) -> list[str]:
+    """Operations that came and went, by kind, each a word; index and bit arithmetic as one."""
+    found = []
+    for sign, key in (("+", "added"), ("-", "removed")):
+        kinds = entry.get(key, {})
+        found += [f"{sign}{n}\xa0{name}" for name, n in kinds.items() if not name.startswith("arith.")]
+        scalars = sum(n for name, n in kinds.items() if name.startswith("arith."))
+        found += [f"{sign}{scalars}\xa0arith"] if scalars else []
+    return found
 
 
 def _text(value) -> str:

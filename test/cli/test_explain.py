@@ -24,7 +24,17 @@ def test_text_html_and_any_level(fa4c_cli, tmp_path):
     assert "mma               2,048  <- bound" in shown and "mma       1 of 1" in shown and "epilogue  1 of 2" in shown
 
 
+def test_what_each_pass_changed_is_said_in_short_lines(fa4c_cli):
+    """Of `cse` too, which takes away index arithmetic only."""
+    _, _, shown = fa4c_cli.ok("explain", CAUSAL, "--target", "sm_100a", "--direction", "bwd").partition("what each pass changed\n")
+    lines = [line.split(maxsplit=1) for line in shown.splitlines()[1:] if not line.startswith("   ")]
+    assert [line for line in lines if len(line) < 2] == [] and max(map(len, shown.splitlines())) < 140
+    assert any(name == "cse" and " arith" in said for name, said in lines)
+
+
 def test_refusals(fa4c_cli):
     assert "one direction" in fa4c_cli.error("explain", CAUSAL, "--direction", "both", status=2)
     assert "no NAME=INTEGER" in fa4c_cli.error("explain", CAUSAL, "--shape", "m", status=2)
+    for shape in ("m=2147483647", "m=3000000", "b=9999,m=99999"):  # what would take minutes, or more memory than there is
+        assert "note: fix: choose smaller " in fa4c_cli.error("explain", CAUSAL, "--shape", shape, placed=True)
     assert "has no size mm" in fa4c_cli.error("explain", CAUSAL, "--shape", "mm=3", placed=True)

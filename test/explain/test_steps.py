@@ -6,7 +6,7 @@ from fractions import Fraction as F
 import pytest
 
 from fa4c import targets
-from fa4c.explain import explain, work
+from fa4c.explain import explain, launches, work
 from fa4c.ir import tile, tile_pair, warp, warp_tmem
 from fa4c.lowering.compile import compile_text
 from fa4c.passes import op_costs
@@ -213,6 +213,16 @@ warp.arm warp.wait warp.release warp.advance warp.elect warp.barrier warp.turn_i
 warp.sync_warp warp.store_commit warp.wait_count warp.store_wait warp.store_rows warp.fragment warp.fill warp.copy warp.wgmma_fence
 warp.wgmma_commit warp.wgmma_wait warp.when warp.ptx warp.tmem_alloc warp.tmem_free warp.tmem warp.tcgen05_commit warp.arrive warp.tmem_wait
 warp.row_box warp.link warp.signal warp.await""".split())
+
+
+def test_trips_at_once_are_trips_one_by_one(monkeypatch):
+    """Masks, sums in global memory and ends that depend on the trip: what a launch executes, however many trips are looked at together."""
+    text, found = (EXAMPLES / "window.mlir").read_text(), []
+    for at_once in (1, 1000, launches._AT_ONCE):
+        monkeypatch.setattr(launches, "_AT_ONCE", at_once)
+        given = dict(changes=False, sizes=dict(b=2, hq=4, hkv=2, m=700, n=901))
+        found.append([explain(text, "window.mlir", direction=way, **given)["launches"] for way in ("fwd", "bwd")])
+    assert found[0] == found[1] == found[2]
 
 
 def test_every_operation_is_counted_or_named():
