@@ -275,7 +275,7 @@ def cases():
                 yield pytest.param(name, old, new, message, id=f"{name}-{n}")
 
 
-@pytest.mark.parametrize(("name", "old", "new", "message"), cases())
+@pytest.mark.parametrize(("name", "old", "new", "message"), list(cases()))
 def test_refuses(name, old, new, message):
     assert old in TEXT
     everywhere = name in ("buffer", "fragment") and "tensor<" in old  # a type has to change where the value is used, too

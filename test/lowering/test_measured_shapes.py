@@ -24,7 +24,7 @@ def test_there_are_data():
     assert len(list(kernels())) >= 9
 
 
-@pytest.mark.parametrize(("name", "head_dim", "configuration"), kernels())
+@pytest.mark.parametrize(("name", "head_dim", "configuration"), list(kernels()))
 def test_a_measured_shape_is_right(name, head_dim, configuration):
     text = (compiled.EXAMPLES / f"{name}.mlir").read_text()
     options = {"head_dim": head_dim, "overrides": (("attn-to-tile", "configurations", configuration),)}

@@ -99,7 +99,7 @@ def left_out(*kernels):
                     yield pytest.param(example, disabled, name, n, why_harmless(op), id=f"{example}-{'-'.join(disabled)}-{name}-{n}")
 
 
-@pytest.mark.parametrize(("example", "disabled", "name", "n", "harmless"), left_out(PLAIN, WALKS, GEMM))
+@pytest.mark.parametrize(("example", "disabled", "name", "n", "harmless"), list(left_out(PLAIN, WALKS, GEMM)))
 def test_leaving_out_is_found(example, disabled, name, n, harmless):
     said = wf.verdict(wf.complete(example, disabled=disabled), lambda ops: ops.all(name)[n].erase())
     if harmless:
