@@ -75,12 +75,12 @@ def _interval_with_less(graph_of: LoopGraph, load: int, places, target) -> float
 
 
 def _can_take_turns(graph_of: LoopGraph, places, needed, a: int, b: int, target) -> bool:
-    """Whether two loads bring as many bytes, each for one role, and a step has read the one before it loads the other."""
+    """Whether two loads bring as many bytes, each for a role that issues MMAs, and a step has read the one before it loads the other."""
     spans = []
     for i in (a, b):
         op, readers = graph_of.ops[i], [r for r, other in enumerate(graph_of.ops) if graph_of.ops[i].out in list(other.operation.operands)]
         alone = all(isinstance(graph_of.ops[r], tile.MmaOp) and graph_of.ops[r].out.type.shape[0] <= target.mma.m for r in readers)
-        if op.turns is not None or needed[i] > 1 or not alone or op.out.type.shape[0] == 1:
+        if target.mma.accumulator != "tmem" or op.turns is not None or needed[i] > 1 or not alone or op.out.type.shape[0] == 1:
             return False
         if any(places[r][0] != places[i][0] for r in readers):
             return False

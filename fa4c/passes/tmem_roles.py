@@ -61,6 +61,7 @@ class TmemKernel(TileKernel):
 
     group_rows = warp_tmem.LANES
     computes = staticmethod(computes)
+    takes_turns = True
     corrections = None
 
     def __init__(self, kernel, target, stores_apart: bool = False, correction: str = "auto"):

@@ -65,6 +65,7 @@ class TileKernel:
     group_rows = 64  # of a register tile, in a warpgroup
     computes = staticmethod(is_compute)
     hands_over = True  # what is added from shared memory to a role for that
+    takes_turns = False  # loads in one buffer: MMAs of the role that computes read it until that role waits for them, behind the next load
 
     def __init__(self, kernel, target, stores_apart: bool = False):
         self.kernel, self.target = kernel, target
@@ -174,6 +175,10 @@ class TileKernel:
             stages = op.buffers.value
             if follows(op):
                 home = next(other for other in op.others_in_turn() if not follows(other))
+                if not self.takes_turns:
+                    raise op_diagnostic(op, f"takes turns with the load of {home.out.type} in one buffer, which warpgroups read",
+                                        why="only a role that issues MMAs into tensor memory tells when they have read it",
+                                        fix="remove turns")
                 self.placed[value] = (self.placed[home.out][0], 1, _swizzle(op, value.type, self.target, self._column_shares(value)))
                 continue
             alignment = warp.ROW_ALIGNMENT if is_row(value) else 1024

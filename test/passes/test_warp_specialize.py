@@ -80,6 +80,12 @@ REFUSED = {
         PROGRAM.replace("buffers = 2", "buffers = 14"),
         "needs 246784 bytes of shared memory, but a CTA has 232448",
     ),
+    "loads that take turns, for warpgroups": (
+        PROGRAM.replace("buffers = 2", "turns = 0").replace(
+            "    %p = ",
+            '    %more = "tile.load"(%b, %c0, %c0) {dims = array<i64: 0, 1>, turns = 0} : (!a, index, index) -> !sb\n    %p = '),
+        "'tile.load' takes turns with the load of .* in one buffer, which warpgroups read",
+    ),
     "more threads than there are": (with_rows(512), "needs 1152 threads"),
     "boxes taller than TMA's": (with_rows(320), "moves 320 rows"),
     "a schedule that needs two copies of S": (
