@@ -1,6 +1,7 @@
 """The command line as a user meets it: what is printed where, exit statuses, and that nothing half-done is left behind."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -33,6 +34,16 @@ def plain(tmp_path):
 def test_help_has_examples(fa4c_cli, command):
     text = fa4c_cli.ok(command, "--help")
     assert "examples:" in text and f"fa4c {command}" in text
+
+
+def test_the_flags_of_each_command_are_those_of_the_docs(fa4c_cli, root):
+    _, _, table = (root / "docs" / "cli.md").read_text().partition("## Flags\n")
+    heads, _, *rows = [line.strip("|").split("|") for line in table.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    assert len(rows) > 4
+    for n, command in enumerate(heads[1:], 1):
+        shown = re.findall(r"--[a-z-]+", fa4c_cli.ok(command.strip(" `"), "--help").partition("examples:")[0])
+        for row in rows:
+            assert {flag in shown for flag in re.findall(r"--[a-z-]+", row[0])} == {row[n].strip() == "yes"}, (command, row)
 
 
 def test_help_lists_all_commands(fa4c_cli):
