@@ -151,9 +151,11 @@ def _check_region_ops(op, block) -> bool:
             return op_error(
                 inner,
                 f"cannot stand in a region of '{op.operation.name}'",
-                why="regions hold scalar arith and math operations, scf.if, attn.load and attn.size",
+                why=_held(name),
                 fix=_hint(name),
             )
+        if name in _DIVISIONS and _is_zero(inner.operation.operands[1]):
+            return op_error(inner, "divides by 0", why="the result would be any number", fix="divide by another constant")
         stray = stray_attribute(inner)
         if stray is not None:
             return op_error(inner, f"has no attribute '{stray[0]}'", fix=stray[1])
@@ -162,6 +164,21 @@ def _check_region_ops(op, block) -> bool:
                 if not _check_region_ops(op, nested):
                     return False
     return True
+
+
+_DIVISIONS = ("arith.divsi", "arith.floordivsi", "arith.remsi")
+
+
+def _is_zero(value) -> bool:
+    owner = value.owner
+    return not isinstance(owner, ir.Block) and owner.name == "arith.constant" and owner.attributes["value"].value == 0
+
+
+def _held(name: str) -> str:
+    """What may stand in a region in place of an operation of that name."""
+    dialect, dot, _ = name.partition(".")
+    others = sorted(known for known in REGION_OPS if known.startswith(dialect + dot))
+    return "regions hold " + (", ".join(others) or "scalar arith and math operations, scf.if, attn.load and attn.size")
 
 
 # What arith and math operations may carry; MLIR itself lets any other name pass.

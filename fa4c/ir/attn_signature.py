@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from .base import IDENTIFIER, NAME_RULE
-from .diagnostics import Diagnostic, op_diagnostic
+from .diagnostics import Diagnostic, nearest, op_diagnostic
 from .mlir import func, ir
 
 AXES = ("b", "hq", "hkv")
@@ -212,7 +212,7 @@ def _choice(op, name: str, choices: tuple[str, ...]) -> str:
         return choices[0]
     value = _string(op.attributes[name], name, "the function", op.location)
     if value not in choices:
-        raise op_diagnostic(op, f'has {name} = "{value}"', why=f"it is one of {', '.join(choices)}", fix=f'write {name} = "{choices[0]}"')
+        raise op_diagnostic(op, f'has {name} = "{value}"', why=f"it is one of {', '.join(choices)}", fix=nearest(value, choices))
     return value
 
 

@@ -8,6 +8,7 @@ import re
 import threading
 
 from . import attn, tile, tile_pair, value_names, warp, warp_tmem  # noqa: F401  tile_pair and warp_tmem add operations to `tile`, `warp`
+from .diagnostics import Diagnostic
 from .mlir import announce_dialect, ir
 
 CONTEXT_LOCK = threading.RLock()
@@ -32,9 +33,27 @@ def parse_module(text: str, filename: str = "-", context: ir.Context | None = No
     """
     context = context or new_context()
     with context:
-        module = _parse(text, filename, context)
+        try:
+            module = _parse(text, filename, context)
+        except ir.MLIRError as error:
+            if error.error_diagnostics:
+                raise
+            raise _without_quotes(text, filename) from error
         value_names.attach(module, text)
     return module
+
+
+def _without_quotes(text: str, filename: str) -> Diagnostic:
+    """Of an operation of ours that stands there like one of arith, MLIR says nothing at all."""
+    found = re.search(r"^(?:[^\"\n]*=)?\s*((?:attn|tile|warp)\.\w+)", text, re.MULTILINE)
+    if found is None:
+        return Diagnostic("this is no MLIR text", where=filename, why="its parser gives up without a word", fix="see examples/causal.mlir")
+    at = found.start(1)
+    return Diagnostic(
+        f"'{found[1]}' stands here without quotes", where=f"{filename}:{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}",
+        why="operations of attn, tile and warp are written in MLIR's generic form",
+        fix=f'write "{found[1]}"(operands) {{attributes}} : (types) -> types',
+    )
 
 
 def _parse(text: str, filename: str, context: ir.Context) -> ir.Module:

@@ -114,16 +114,17 @@ def _known_operation(what: str) -> str:
     """What the parser's message on an operation that does not exist should have meant."""
     if "unregistered dialect" in what:
         return f"the name before an operation's dot is one of {', '.join(_DIALECTS)}"
-    found = re.match(r"(?:unregistered operation|custom op) '((\w+)\.[\w.]+)'", what)
+    found = re.match(r"unregistered operation '((\w+)\.[\w.]+)'|custom op '((\w+)\.[\w.]+)' is unknown", what)
     if found is None:
         return ""
+    name, dialect = (group for group in found.groups() if group)
     dialects = {name.rpartition(".")[2]: module for name, module in sys.modules.items() if re.search(r"\.dialects\.[a-z]\w*$", name)}
-    operations = vars(dialects[found[2]]).values() if found[2] in dialects else ()
+    operations = vars(dialects[dialect]).values() if dialect in dialects else ()
     names = {op.OPERATION_NAME for op in operations if hasattr(op, "OPERATION_NAME")}
     from .scalar import KNOWN
 
     names = names & KNOWN or names  # of arith and math, what has a meaning here
-    return nearest(found[1], names) if names else nearest(found[2], _DIALECTS)
+    return nearest(name, names) if names else nearest(dialect, _DIALECTS)
 
 
 def from_mlir_error(error) -> str:

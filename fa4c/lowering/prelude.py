@@ -30,7 +30,11 @@ def hold(number):
 ''',
     "truncated_div": '''
 def truncated_div(a, b):
-    """a / b rounded towards zero, for b > 0; DSL and Python division round down."""
+    """a / b rounded towards zero; DSL and Python division round down."""
+    if not isinstance(b, int):
+        a, b = select(Int32, b < 0, -a, a), select(Int32, b < 0, -b, b)
+    elif b < 0:
+        a, b = -a, -b
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b) if a < 0 else a // b
     return select(Int32, a < 0, -(-a // b), a // b)

@@ -155,7 +155,7 @@ def _sizes(plan: Plan) -> list[str]:
 
 def _read(op, entry: str) -> Configuration:
     found = _ENTRY.fullmatch(entry)
-    if not found:
+    if not found or any(len(digits) > 9 for digits in re.findall(r"\d+", entry)):
         raise op_diagnostic(
             op,
             f"cannot read the configuration '{entry}'",

@@ -351,6 +351,9 @@ def _convert(kind, text: str):
 
 def _number(kind, text: str, what: str):
     try:
-        return kind(text)
+        number = kind(text)
     except ValueError:
         raise ValueError(what) from None
+    if not abs(number) < 2**31:  # of a kernel's sizes; nor is it NaN
+        raise ValueError(f"{what} (below 2^31)")
+    return number

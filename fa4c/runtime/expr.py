@@ -22,21 +22,27 @@ def _tensor(function, plain):
     return lambda a: function(a) if isinstance(a, torch.Tensor) else plain(a)
 
 
-def _floordiv(a, b):
-    return torch.div(a, b, rounding_mode="floor") if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) else a // b
-
-
 def _is_integer(a) -> bool:
     return not a.is_floating_point() if isinstance(a, torch.Tensor) else isinstance(a, int)
 
 
-def _div(a, b):
-    if _is_integer(a) and _is_integer(b):  # arith.divsi cuts towards zero
-        return torch.div(*_tensors(a, b), rounding_mode="trunc")
-    return a / b
+def _division(integers, floats):
+    """Of integers by zero it gives 0, as in the interpreter of the IR: any number would do, an exception would not."""
+
+    def apply(a, b):
+        if not (_is_integer(a) and _is_integer(b)):
+            return floats(a, b)
+        a, b = _tensors(a, b)
+        return torch.where(b == 0, 0, integers(a, torch.where(b == 0, 1, b)))
+
+    return apply
 
 
-def _rem(a, b):  # the sign of the dividend, as arith.remsi and arith.remf have it
+def _floor(a, b):
+    return torch.div(*_tensors(a, b), rounding_mode="floor")
+
+
+def _remainder(a, b):  # the sign of the dividend, as arith.remsi and arith.remf have it
     return torch.fmod(*_tensors(a, b))
 
 
@@ -79,9 +85,9 @@ _BINARY = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
-    "div": _div,
-    "floordiv": _floordiv,
-    "rem": _rem,
+    "div": _division(lambda a, b: torch.div(a, b, rounding_mode="trunc"), lambda a, b: a / b),  # arith.divsi cuts towards zero
+    "floordiv": _division(_floor, _floor),
+    "rem": _division(_remainder, _remainder),
     "max": _pair(torch.maximum),
     "min": _pair(torch.minimum),
     "pow": lambda a, b: a**b,

@@ -127,6 +127,8 @@ def test_memory_that_ends_all_the_same(fa4c, examples, monkeypatch):
     (["run", "x.mlir", "--seed", "-1"], "is no seed"),
     (["compile", "x.mlir", "--head-dim", "9" * 20], "is no head dim"),
     (["compile", "x.mlir", "-o", ""], "-o names no file"),
+    (["compile", "x.mlir", "--set", "attn-to-tile.alike=" + "9" * 20], "must be an integer (below 2^31)"),
+    (["compile", "x.mlir", "--set", "tile-conditional-rescale.threshold-log2=nan"], "must be a number (below 2^31)"),
     (["opt", "x.mlir", "--pass-pipeline", "func.func(" * 2000], "too many anchors"),
 ])
 def test_values_that_cannot_be(fa4c, args, says):
@@ -163,6 +165,11 @@ def test_an_unknown_target_is_wrong_usage(fa4c, examples, command):
 @pytest.mark.parametrize(("right", "wrong", "says"), [
     ("attn.softmax", "attn.sofmax", "note: fix: did you mean 'attn.softmax'?"),
     ("math.tanh", "math.tahn", "note: fix: did you mean 'math.tanh'?"),  # nearest of all is math.tan, which means nothing here
+    ('"attn.softmax"', "attn.softmax", "{path}:24:14: error: 'attn.softmax' stands here without quotes\nnote: why: "),  # MLIR says nothing
+    ("sle, %j", "slle, %j", "[eq, ne, slt, "),
+    ("math.tanh", "math.sin", "note: why: regions hold math.absf, "),
+    ("%seen = arith.cmpi sle, %j, %i", "%c0 = arith.constant 0 : index\n%by = arith.remsi %j, %c0 : index\n%seen = arith.cmpi sle, %j, %i",
+     "error: 'arith.remsi' divides by 0\nnote: why: "),
     ('"attn.softmax', '"atn.softmax', "note: fix: the name before an operation's dot is one of attn, "),
     ("arith.cmpi sle, %j, %i : index", "arith.subi %j, %i : index", "note: {path}:19:5: prior use here"),
 ])
@@ -170,6 +177,7 @@ def test_a_slip_in_a_variant(fa4c, readme, right, wrong, says):
     readme.write_text(readme.read_text().replace(right, wrong, 1))
     status, _, text = fa4c("check", readme)
     assert status == 1 and text.startswith(f"{readme}:") and says.format(path=readme) in text
+    assert f"did you mean '{right.split()[0]}'" not in text.replace(says, "")  # what is there already
 
 
 def test_a_gradient_with_a_place_for_each_score_is_refused_by_its_name(fa4c, readme):

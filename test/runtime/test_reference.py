@@ -211,6 +211,17 @@ def test_integer_operations_have_the_signs_of_arith(op, function):
     assert_score(score, lambda x, i, j: function(i, j + 1).double())
 
 
+@pytest.mark.parametrize(("op", "rounding"), [("div", "trunc"), ("floordiv", "floor"), ("rem", None)])
+def test_integers_divided_by_zero_give_zero(op, rounding):
+    """Key 0 divides; torch would raise."""
+    def expected(x, i, j):
+        safe = torch.where(j == 0, 1, j)
+        value = torch.fmod(i, safe) if rounding is None else torch.div(i, safe, rounding_mode=rounding)
+        return torch.where(j == 0, 0, value).double()
+
+    assert_score([["index", "i"], ["index", "j"], [op, 0, 1], ["cast", 2, "f32"]], expected)
+
+
 def test_select_logic_and_sizes():
     score = [
         ["index", "i"],
