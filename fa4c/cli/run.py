@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     arrays = _arrays(args.input)
     if args.backend == "cuda":
         _require_gpu()
+    if args.backend not in (None, "emulator"):
+        _refuse_schedule(args, args.backend)
     program = _program(args, arrays)
     device, given = _device(args, program.artifact), _given(program, arrays)
     sizes, inputs = _inputs(args, program, given, device)
@@ -292,12 +294,17 @@ def _execute(args, artifact, semantics, inputs):
     if args.schedule is None and args.schedule_seed is None:
         return backend, execute.execute(artifact, inputs, backend=backend)
     if backend != "emulator":
-        raise UsageError("--schedule and --schedule-seed are of the emulator", why=f"this runs on backend {backend}",
-                         fix="add --backend emulator")
+        _refuse_schedule(args, backend)
     from ..runtime import emulated
 
     wanted = execute.wanted_outputs(artifact, None, None)
     return backend, emulated.run(artifact, inputs, wanted, schedule=args.schedule or "random", schedule_seed=args.schedule_seed or 0)
+
+
+def _refuse_schedule(args, backend: str) -> None:
+    if args.schedule is not None or args.schedule_seed is not None:
+        raise UsageError("--schedule and --schedule-seed are of the emulator", why=f"this runs on backend {backend}",
+                         fix="add --backend emulator")
 
 
 def _offer_the_compiler() -> None:

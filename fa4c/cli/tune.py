@@ -45,19 +45,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,...",
         help="instead of --shapes: 16k tokens at these lengths (default: 1024,4096,16384)",
     )
-    parser.add_argument("--limit", type=int, default=3, metavar="N", help="new block shapes for each variant (default: 3)")
-    parser.add_argument("--factor", type=float, default=1.25, help="leave out what the model has this much slower (default: 1.25)")
+    parser.add_argument("--limit", type=_at_least(int, 0), default=3, metavar="N", help="new block shapes for each variant (default: 3)")
+    parser.add_argument("--factor", type=_at_least(float, 1), default=1.25, metavar="X",
+                        help="leave out what the model has this much slower (default: 1.25)")
     parser.add_argument(
         "--knobs", type=_names, default=[], metavar="NAME,...", help="changes of other passes to try, one at a time; --list shows them"
     )
     parser.add_argument(
         "--try", type=_names, default=[], dest="also", metavar="MxN[xBUFFERS],...", help="these block shapes too, where they fit"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="compilers at a time (default: 1)")
+    parser.add_argument("--jobs", type=_at_least(int, 1), default=1, metavar="N", help="compilers at a time (default: 1)")
     parser.add_argument(
-        "--budget", type=float, default=600, metavar="SECONDS", help="of GPU time; what is left then is reported (default: 600)"
+        "--budget", type=_at_least(float, 1), default=600, metavar="SECONDS",
+        help="of GPU time; what is left then is reported (default: 600)"
     )
     parser.add_argument("-o", "--out", metavar="FILE", help="the result of a measurement (default: tune-result.json), or of --apply")
+
+
+# The model goes through a call block by block, for each block shape.
+_LONGEST = 1 << 20
+
+
+def _at_least(kind, least: int):
+    """An argument's type: a number, not less than that."""
+
+    def read(text: str):
+        try:
+            number = kind(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number < 1 << 31:
+            raise argparse.ArgumentTypeError(f"'{text}' is no {'whole number' if kind is int else 'number'} from {least} on")
+        return number
+
+    return read
 
 
 def _numbers(text: str) -> list[int]:
@@ -65,8 +86,8 @@ def _numbers(text: str) -> list[int]:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of lengths; write for example 1024,4096")
+    if not found or min(found) < 1 or max(found) > _LONGEST:
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of lengths from 1 to {_LONGEST:,}; write for example 1024,4096")
     return found
 
 
@@ -183,7 +204,12 @@ def _search(args):
 
 
 def _shapes(args) -> tuple[dict, ...]:
-    return tuple(sizes_of(text, flag="--shapes") for text in args.shapes)
+    shapes = tuple(sizes_of(text, flag="--shapes") for text in args.shapes)
+    for shape in shapes:
+        wrong = next((name for name, size in shape.items() if not 1 <= size <= _LONGEST), None)
+        if wrong is not None:
+            raise UsageError(f"--shapes: {wrong} = {shape[wrong]} cannot be measured", fix=f"take sizes from 1 to {_LONGEST:,}")
+    return shapes
 
 
 def _also(args) -> tuple:

@@ -71,7 +71,7 @@ def _shapes(host, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
             if kind.is_dynamic_dim(axis) and dim.value not in sizes:
                 raise op_diagnostic(host, f"has the tensor '{entry['name'].value}' of unknown size {dim.value}",
                                     why=f"given are: {', '.join(f'{name}={size}' for name, size in sizes.items())}",
-                                    fix=nearest(dim.value, sizes) or f"add {dim.value}=SIZE to --shape")
+                                    fix=f"add {dim.value}=SIZE to --shape")
             shape.append(sizes[dim.value] if kind.is_dynamic_dim(axis) else kind.shape[axis])
         shapes.append(tuple(shape))
     return shapes

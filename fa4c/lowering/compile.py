@@ -63,8 +63,10 @@ def _compile(text, filename, emit, helper, *, direction, **options):
     with lowered(text, filename, goal=goal, direction=direction, **options) as result:
         module = result.module
         if emit in LEVELS:
+            if options["pipeline"] is None:  # one that was written ends where it ends
+                _require_level(module, filename, emit)
             return print_module(module, options["locations"])
-        _require_warp(module, filename)
+        _require_level(module, filename, "warp")
         sources = cute_source.emit(module)
         if emit == "cute":
             return joined(sources, "#")
@@ -237,13 +239,14 @@ def _steps(pipeline, target, direction, entry, goal, deterministic, generation):
         reached = level
 
 
-def _require_warp(module, filename) -> None:
-    if not any(isinstance(op, warp.KernelOp) for op in module.body.operations):
+def _require_level(module, filename, level: str) -> None:
+    reached = level_of(module)
+    if LEVELS.index(reached) < LEVELS.index(level):
         raise Diagnostic(
-            "the passes did not reach the warp level",
+            f"the passes did not reach the {level} level",
             where=filename,
-            why="code is emitted from warp.kernel operations only",
-            fix="end the pipeline with warp-specialize,warp-insert-barriers,warp-check",
+            why=f"they end at the {reached} level; code is emitted from warp.kernel operations only",
+            fix="leave in attn-to-tile; end the pipeline with warp-specialize,warp-insert-barriers,warp-check",
         )
 
 

@@ -62,7 +62,7 @@ def attn_to_tile(
     kernels = []
     for function in left:
         plan = make_plan(function)
-        _check_operands(plan, target)
+        check_operands(plan, target)
         demand = demand_of(plan, step, ctas)
         if ctas == 1 and target.mma.pair_m:
             demand = replace(demand, in_pairs=demand_of(plan, padding_step(target, 2), 2))
@@ -105,7 +105,7 @@ def _padded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _check_operands(plan: Plan, target) -> None:
+def check_operands(plan: Plan, target) -> None:
     """Dtypes and head dims that the target's MMA takes."""
     for operation in plan.operations:
         for value in operation.operands if operation.name == "attn.gemm" else []:

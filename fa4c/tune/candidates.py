@@ -15,7 +15,7 @@ from ..ir.mlir import ir
 from ..passes._attn_to_tile_configurations import Configuration, choose_configurations, problem_of
 from ..passes._attn_to_tile_plan import make_plan
 from ..passes._attn_to_tile_shape import Shape, problem_with
-from ..passes.attn_to_tile import demand_of
+from ..passes.attn_to_tile import check_operands, demand_of
 from ..passes.registry import run_pipeline
 from ..targets import Target
 from . import model
@@ -126,6 +126,7 @@ def _analyse(text, filename, target, dtype, head_dim) -> tuple[Problem, list[Sha
         run_pipeline(module, f"{retype}attn-simplify-mask,attn-fold-scale")
         function = _only_function(module, filename)
         plan = make_plan(function)
+        check_operands(plan, target)
         demand = demand_of(plan, target.mma.k)
         today = choose_configurations(function, plan, demand, target, wanted="measured")
         sizes = {dim: size for t in plan.facts.args for dim, size in zip(t.dims, t.shape, strict=True) if size is not None}

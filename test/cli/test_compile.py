@@ -37,6 +37,12 @@ def test_standard_input_and_output(fa4c_cli, levels):
     assert fa4c_cli.ok("compile", "-", "--emit", "cute", stdin=(levels / "attn.mlir").read_text()) == (levels / "cute.py").read_text()
 
 
+def test_a_pass_left_out_that_goes_down_a_level(fa4c_cli, examples):
+    for level, name in (("tile", "attn-to-tile"), ("warp", "warp-specialize")):
+        said = fa4c_cli.error("compile", examples / "causal.mlir", "--emit", level, "--disable-pass", name)
+        assert f"the passes did not reach the {level} level" in said
+
+
 def test_no_loc(fa4c_cli, examples):
     assert "loc(" not in fa4c_cli.ok("compile", examples / "causal.mlir", "--emit", "tile", "--no-loc")
 

@@ -50,6 +50,7 @@ def test_seed_changes_made_up_inputs(fa4c_cli, examples):
     (["--shape", "mm=3"], 2, "unknown size 'mm'"),
     (["--shape", "hq=3,hkv=2"], 2, "--shape"),
     (["--input", "q"], 2, "NAME=FILE.npy"),
+    (["--schedule", "random"], 2, "--schedule and --schedule-seed are of the emulator"),
     (["--set", "attn-to-tile.block-n=64"], 2, "--set does not apply to --backend reference"),
     (["--input", "q={root}/README.md"], 1, "cannot read this array"),
     (["--head-dim", "x"], 2, "no head dim"),

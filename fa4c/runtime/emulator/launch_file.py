@@ -40,6 +40,8 @@ class LaunchFile:
             self.data = json.loads(self.path.read_text())
         except OSError as e:
             raise EmulatorError(f"cannot read the launch file: {e.strerror}", file=str(path)) from None
+        except UnicodeDecodeError as e:
+            raise EmulatorError(f"cannot read the launch file: byte {e.start} is no UTF-8", file=str(path)) from None
         except json.JSONDecodeError as e:
             raise EmulatorError(f"not JSON: {e.msg}", file=str(path), line=e.lineno) from None
         check(str(self.path), self.data, LAUNCH, "the file", ("grid", "block", "params"))
