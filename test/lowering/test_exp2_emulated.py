@@ -27,7 +27,7 @@ def test_rows_without_a_key_are_zero():
 def test_division_cuts_towards_zero():
     """As the helper is written, with divisors that are constants (Python's numbers) and that are not."""
     found = {"Int32": numpy.int64, "select": lambda kind, condition, a, b: kind(a if condition else b)}
-    exec(prelude._HELPERS["truncated_div"], found)
+    exec(prelude.HELPERS["truncated_div"], found)
     for a in range(-9, 10):
         for b in (-7, -2, -1, 1, 3):
             for given in ((a, b), (numpy.int64(a), b), (numpy.int64(a), numpy.int64(b))):
