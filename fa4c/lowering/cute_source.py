@@ -2,7 +2,7 @@
 
 Rules for the generated text (facts: the project's sheet "CuTe DSL as a code generator's target", section 3): a role is one branch of a
 single if/elif on the warp index; rolled loops say `unroll=1`; fragments are flat and indexed by trace-time constants only, so they stay
-in registers; slot and phase are plain Int32 variables.
+in registers; slot and phase are plain Int32 variables (of which states: `shared_states.py`).
 
 Which elements of a register tile a thread holds: `thread_layout.py`, by the role's `layout`. A tile of 64 rows in "quads" that
 several warpgroups share by columns has rows `row0_shared`, and columns from `col0` plus the first one of the share on.
@@ -19,7 +19,7 @@ from ..ir.mlir import ir
 from ..ir.tile import space_of
 from ..ir.tile_base import nested_in, nested_operations
 from ..ir.warp import bits_of
-from . import parameters
+from . import parameters, shared_states
 from .cute_maps import MapRules
 from .cute_tiles import TileRules
 from .cute_tmem import TMEM_RULES, TmemRules
@@ -55,6 +55,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.top = Lines(1)
         self.role, self.row0 = None, "row0"
         self.held = {}  # condition -> the register that holds it
+        self.leading, self.silent = {}, set()  # of a role's states and advances: `shared_states.find`
         self.packed = target.fp32_packed  # fp32 operations of one instruction
         self.max_inputs = target.max_inputs
 
@@ -244,6 +245,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
                 self.top(f"cute.arch.setmaxregister_{direction}({op.registers.value})")
             outer_top = self.top
             self.declared, self.header, self.views, self.top = {}, Lines(), Lines(), Lines()
+            self.leading, self.silent = shared_states.find(op.body.blocks[0]) if self.layout.rows == 128 else ({}, set())
             self.block(op.body.blocks[0])
             body, self.top = self.top, outer_top
             inner = op.active.value != count
@@ -350,6 +352,12 @@ class _Kernel(TileRules, TmemRules, MapRules):
     # -- pipes
 
     def state(self, op) -> None:
+        leader = self.leading.get(op.out, op.out)
+        if leader != op.out:
+            phase = self.values[leader, "phase"]
+            self.values[op.out] = self.operand(leader)
+            self.values[op.out, "phase"] = phase if op.phase.value == leader.owner.opview.phase.value else f"{phase} ^ 1"
+            return
         slot, phase = self.names.fresh("slot"), self.names.fresh("phase")
         self.top(f"{slot}, {phase} = Int32(0), Int32({op.phase.value})")
         self.values[op.out] = slot
@@ -399,8 +407,11 @@ class _Kernel(TileRules, TmemRules, MapRules):
             self.top(f"arrive_at_leader({full})" if leader else f"cute.arch.mbarrier_arrive({full})")
 
     def advance(self, op) -> None:
+        if op in self.silent:
+            return
         stages = self._pipe(op.state).owner.opview.stages.value
-        slot, phase = self.operand(op.state), self.values[op.state, "phase"]
+        state = self.leading.get(op.state, op.state)
+        slot, phase = self.operand(state), self.values[state, "phase"]
         if stages == 1:
             self.top(f"{phase} ^= 1")
             return

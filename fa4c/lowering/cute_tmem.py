@@ -41,14 +41,17 @@ class TmemRules:
             self.top(f"cute.arch.dealloc_tmem({pointer}, {made.columns.value}{', is_two_cta=True' if pair else ''})")
 
     def tmem(self, op) -> None:
-        kind = op.out.type
-        name = self.names.fresh("t" + (name_of(op.out) or "Tile").capitalize())
-        first, last = column_of(kind), column_of(kind) + warp_tmem.words_of(kind) - 1
-        self.top(
-            f"{name} = cute.make_tensor({self.operand(op.memory)}, cute.make_layout(1))[0] + {first}"
-            f"  # {'x'.join(map(str, kind.shape))}x{kind.element_type}, columns {first} to {last}"
-        )
-        self.values[op.out] = name
+        """Its address: `_tmem`."""
+
+    def _tmem(self, region) -> str:
+        """Address of a region's first column, read by each role for itself: LLVM and ptxas keep what roles share in registers through all of
+        them, the stack included."""
+        made, kind = region.owner.opview, region.type
+        slot, first = self.operand(made.memory), column_of(kind)
+        memory = self._declare(("memory", slot), lambda name: [f"{name} = hold(cute.make_tensor({slot}, cute.make_layout(1))[0])"], "memory")
+        what = f"{'x'.join(map(str, kind.shape))}x{kind.element_type}, columns {first} to {first + warp_tmem.words_of(kind) - 1}"
+        hint = "t" + (name_of(region) or "Tile").capitalize()
+        return self._declare(("tmem", region), lambda name: [f"{name} = {memory} + {first}  # {what}"], hint)
 
     def _block_stride(self, region) -> int:
         """Columns from one row block to the next."""
@@ -57,7 +60,7 @@ class TmemRules:
 
     def _block_address(self, region, block: str) -> str:
         """Address of a row block's first column; lane 0."""
-        name = self.operand(region)
+        name = self._tmem(region)
         if region.type.shape[0] == warp_tmem.LANES or block == "0":
             return name
         return f"{name} + {block} * {self._block_stride(region)}"
@@ -66,10 +69,10 @@ class TmemRules:
         """Of this warp's lanes of a row block's first column. Taken from a lane of the warp, the block's offset stays in a register: what
         can be computed again, LLVM computes again in loops that are short of registers."""
         if region.type.shape[0] == warp_tmem.LANES:
-            return f"{self.operand(region)} + lanes"
+            return f"{self._tmem(region)} + lanes"
         offset = f"wg * {self._block_stride(region)} + lanes"
         own = self._declare(("own", offset), lambda name: [f"{name} = cute.arch.make_warp_uniform({offset})"], "own")
-        return f"{self.operand(region)} + {own}"
+        return f"{self._tmem(region)} + {own}"
 
     # -- MMAs
 
@@ -146,7 +149,8 @@ class TmemRules:
         written = [] if space_of(op.target.type) == "reg" else [op.target]
         for region in dict.fromkeys([v for v in op.inputs if space_of(v.type) == "tmem"] + written):
             chunks[region] = name = self.names.fresh("rChunk")
-            self.header(f"{name} = cute.make_rmem_tensor({step}, {dsl_type(region.type.element_type)})  # {step} columns of {self.operand(region)}")
+            what = self._tmem(region) if space_of(region.type) == "tmem" else self.operand(region)
+            self.header(f"{name} = cute.make_rmem_tensor({step}, {dsl_type(region.type.element_type)})  # {step} columns of {what}")
         rows = {}  # buffer of column values -> (its chunk, where its slot begins)
         for buffer, state in zip(op.rows, op.states, strict=False):
             name = self.names.fresh("rColumns")

@@ -36,29 +36,37 @@ def has_long_function(op) -> bool:
     return any(name.startswith("math.") for name in names - _OF_ONE_STEP)
 
 
+# of a thread while an element of global memory comes: the number, its address, and the offset that the next one's follows from
+REGISTERS_A_LOAD = 5
+FEWEST_COLUMNS = 8
+
+
 def columns_at_a_time(op, registers: int, most: int = MAP_COLUMNS) -> int:
     """Of a map, a row a thread, that has so many registers: half as many where a function has several steps, and fewer where each element
-    has a number of its own in global memory, which need room beside the row of results; what the map reads makes room for results as they
-    come."""
+    has numbers of its own in global memory, which need room beside the row of results, and with each what the map reads elsewhere."""
     most = most // 2 if has_long_function(op) else most
     *_, row, column = op.body.blocks[0].arguments
-    depends, loads = {row: {row}, column: {column}}, []
+    depends, loads = {row: {row}, column: {column}}, 0
     for inner in op.body.blocks[0].operations:
         found = set().union(*(depends.get(value, ()) for value in inner.operation.operands))
         depends.update((result, found) for result in inner.operation.results)
-        loads += [inner] if isinstance(inner, tile.LoadElementOp) and len(found) == 2 else []
+        loads += isinstance(inner, tile.LoadElementOp) and len(found) == 2
     held = op.out.type.shape[1] * op.out.type.element_type.width // 32 if space_of(op.out.type) == "reg" else 0
-    while loads and most > 8 and most * len(loads) > registers - OTHER_REGISTERS - held:
+    a_column = REGISTERS_A_LOAD * loads + sum(v.type.element_type.width // 32 for v in _elsewhere(op.inputs))
+    while loads and most > FEWEST_COLUMNS and most * a_column > registers - OTHER_REGISTERS - held:
         most //= 2
     return most
+
+
+def _elsewhere(values) -> list:
+    return [v for v in values if space_of(v.type) in ("tmem", "smem")]
 
 
 def registers_passing(op) -> int:
     """Registers that a map holds for a few columns of what it reads and writes elsewhere, a row a thread."""
     if not isinstance(op, tile.MapOp) or op.cond is not None:
         return 0
-    passing = [v.type for v in [*op.inputs, op.out] if space_of(v.type) in ("tmem", "smem")]
-    return sum(MAP_COLUMNS * kind.element_type.width // 32 for kind in passing)
+    return sum(MAP_COLUMNS * v.type.element_type.width // 32 for v in _elsewhere([*op.inputs, op.out]))
 
 
 @dataclass(frozen=True)

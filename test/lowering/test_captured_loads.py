@@ -8,7 +8,10 @@ import sys
 import compiled
 
 from fa4c.frontend.to_mlir import to_mlir
+from fa4c.ir.context import new_context, parse_module
+from fa4c.ir.tile_base import nested_in
 from fa4c.lowering.compile import compile_text
+from fa4c.passes.register_pressure import OTHER_REGISTERS, columns_at_a_time
 from fa4c.runtime import check, execute
 from fa4c.runtime.inputs import make_inputs
 
@@ -32,12 +35,24 @@ def test_a_row_takes_one_load_for_32_columns():
     assert all(row.ok for row in check.check(kernel.manifest["semantics"], inputs, execute.execute(kernel, inputs, backend="emulator")))
 
 
+BIAS = to_mlir(attention_tree(
+    score=[["x", 0], ["index", "i"], ["index", "j"], ["load", "bias", 1, 2], ["add", 0, 3]], align="top_left",
+    captures=[dict(name="bias", axes=["b", "hq"], dims=["m", "n"], dtype="f32", shape=[None, None])]))  # fmt: skip
+
+
 def test_what_depends_on_the_row_too_is_loaded_by_each_thread():
-    text = to_mlir(attention_tree(
-        score=[["x", 0], ["index", "i"], ["index", "j"], ["load", "bias", 1, 2], ["add", 0, 3]], align="top_left",
-        captures=[dict(name="bias", axes=["b", "hq"], dims=["m", "n"], dtype="f32", shape=[None, None])]))  # fmt: skip
-    source = compile_text(text, "bias.mlir", target=TARGET, emit="cute")
+    source = compile_text(BIAS, "bias.mlir", target=TARGET, emit="cute")
     assert "read_if_inside(Float32, ptr_bias" in source and "shuffle_sync" not in source
+    assert re.findall(r"# (\d+) columns of tS", source) == ["8"]
+
+
+def test_columns_at_a_time_leave_room_for_what_loads_need():
+    """Beside a row of 128 results, of each column the score, and of its load number, address and offset: 6 registers."""
+    with new_context() as context:
+        module = parse_module(compile_text(BIAS, "bias.mlir", target=TARGET, emit="tile"), "bias.mlir", context)
+        loading = [op for op in nested_in(module.body) if op.operation.name == "tile.map" and "tile.load_element" in str(op)]
+        for registers, columns in ((184, 8), (255, 8), (128 + OTHER_REGISTERS + 16 * 6, 16), (128 + OTHER_REGISTERS + 32 * 6, 32)):
+            assert {columns_at_a_time(op, registers) for op in loading} == {columns}
 
 
 SASS = """
