@@ -111,8 +111,6 @@ def _run_kernel(kernel, grid: list[int], given: list, target) -> Launch:
     run = _Run(block, target, launch, grid, kernel.cluster.value)
     if ctas:
         run.block(block, dict(zip(block.arguments, given, strict=True)), np.ones(ctas, np.int64), None)
-        if any(isinstance(op, warp_tmem.TmemAllocOp) for op in block.operations):
-            launch.counts.update({key: n * ctas for key, n in rules.address_words(kernel).items()})
     return launch
 
 
@@ -147,7 +145,10 @@ class _Run:
             elif isinstance(op, warp.RoleOp):
                 self.known = Known()
                 runs = times * (self.ranks == 0) if op.leader.value else times
+                self._add(rules.address_words(op, op.active.value), int(runs.sum()))
                 self.block(op.body.blocks[0], env, runs, rules.Role.of(op))
+            elif isinstance(op, warp_tmem.TmemFreeOp):
+                self._add(rules.address_words(op, 1), int(times.sum()))
             elif isinstance(op, warp.ElectOp):
                 self.block(op.body.blocks[0], env, times, role)
             elif isinstance(op, warp.WhenOp):

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from ..ir import tile, tile_pair, warp, warp_tmem
 from ..ir.tile import space_of
+from ..ir.tile_base import nested_in
 from ..lowering.thread_layout import LAYOUTS
 from ..passes import op_costs
 
@@ -323,9 +324,12 @@ def walk_end(op, role) -> Counter:
     return Counter({"atomics": 1}) if op.queue is not None else Counter()
 
 
-def address_words(kernel) -> Counter:
-    """Reading the address of tensor memory: every thread, and the warp that frees it again."""
-    size = 4 * kernel.threads.value + PORT
+def address_words(op, warps: int) -> Counter:
+    """Reading the address of tensor memory: each thread of a role that uses it, and of the warp that frees it again."""
+    reads = isinstance(op, warp_tmem.TmemFreeOp)
+    for inner in () if reads else nested_in(op.body.blocks[0]):
+        reads = reads or any(space_of(v.type) == "tmem" for v in inner.operation.operands)
+    size = PORT * warps if reads else 0
     return Counter({"smem_read": size, "smem_words": size})
 
 
