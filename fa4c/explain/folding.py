@@ -1,7 +1,8 @@
-"""Which instructions of a map the compiler behind folds away, because a fragment that it reads holds one known value.
+"""Which instructions of a map the compiler behind folds away, because a fragment that it reads holds one known value, or joins to others.
 
 A peeled first step starts from row maxima of -inf and sums of 0: the factor by which they are rescaled is then a constant, and its
 exponential is never executed. Only what `warp.fill` wrote is followed, through copies and maps, as LLVM does in straight-line code.
+A product of rows that the next operation adds a row's elements to is the first FMA of that sum.
 """
 
 from __future__ import annotations
@@ -34,12 +35,25 @@ class Known:
         self._forget(op)
         if constant is not None:
             self.values[op.target] = constant
-        return folded
+        return folded | _summed(op)
 
     def _forget(self, op) -> None:
         for value in op.operation.operands:
             if value in self.values and _writes(op, value):
                 del self.values[value]
+
+
+def _summed(op) -> set:
+    """The product that a map of rows ends in, if the operation behind it goes on summing from there."""
+    if not isinstance(op, warp.MapOp) or op.target.type.rank != 1:
+        return set()
+    operations = list(op.operation.block.operations)
+    behind = operations[operations.index(op) + 1 :][:1]
+    if not any(isinstance(o, warp.ReduceOp) and o.kind.value == "sum" and o.accumulate.value and o.target == op.target for o in behind):
+        return set()
+    result = list(op.body.blocks[0].operations)[-1].operation.operands[0]
+    product = not isinstance(result.owner, ir.Block) and result.owner.name == "arith.mulf" and len(list(result.uses)) == 1
+    return {result.owner} if product else set()
 
 
 def _writes(op, value) -> bool:

@@ -254,7 +254,8 @@ class _Run:
         if not found:
             return
         if found["atomics"] and isinstance(op, (tile.GlobalAddOp, warp.GlobalAddOp)):
-            self._add(Counter({"atomics": 1}), int((times * _inside(op, env, found["atomics"])).sum()))
+            self._add(Counter({"atomics": 1}), int((times * _inside(op, env, found.pop("atomics"))).sum()))
+            self._add(found, int(times.sum()))
             return
         cond = getattr(op, "cond", None) if isinstance(op, tile.MapOp) else None
         if cond is not None and space_of(cond.type) is None:

@@ -9,6 +9,7 @@ A `Counter` of quantities. Those that a unit's clocks follow from:
     smem_dq        bytes of sums that threads write there, and that additions to global memory read from there (dQ of a backward)
     smem_results   the same of results that are stored
     smem_columns   one value a column, read by threads: 128 bytes for each load of a warp, as each takes the port for a clock
+    smem_column_bytes   what these loads give to all lanes together
     smem_tiles     bytes of tiles that threads read
     smem_words     single words: a tile's number, the address of tensor memory, what roles tell each other of a row
     dsmem          bytes that a CTA sends to its peer
@@ -66,7 +67,7 @@ def work(op, target, role: Role | None = None, folded=()) -> Counter:
     if rule is not None:
         return rule(op, target)
     if isinstance(op, (warp.MapOp, warp_tmem.TmemMapOp)):
-        return _warp_map(op, role, folded)
+        return _warp_map(op, target, role, folded)
     if isinstance(op, warp.ReduceOp):
         return _warp_reduce(op, target, role)
     rule = _WARP.get(type(op))
@@ -173,7 +174,8 @@ def _warps(op, kind, target) -> int:
 def _columns(columns: int, warps: int, whole_rows: bool) -> Counter:
     """A row of column values read by each warp: 8 columns at a time by pairs, or 4 by threads that hold whole rows."""
     loads, each = (columns // 4, 16) if whole_rows else (columns // 8, 8)
-    return Counter({"smem_columns": warps * loads * PORT, "smem_read": warps * loads * each * WARP})
+    read = warps * loads * each * WARP
+    return Counter({"smem_columns": warps * loads * PORT, "smem_column_bytes": read, "smem_read": read})
 
 
 _TILE = {
@@ -259,18 +261,21 @@ def _role_columns(buffer, role) -> Counter:
 
 
 def _warp_global_add(op, role) -> Counter:
-    return Counter({"atomics": role.lanes(op.source.type) if op.source.type.rank == 2 else role.warps})
+    """A row vector is added up in each warp first: of 32 rows in 5 additions, of two for each quad of lanes in 4."""
+    if op.source.type.rank == 2:
+        return Counter({"atomics": role.lanes(op.source.type)})
+    return Counter({"atomics": role.warps, "fma": role.warps * WARP * (5 if role.layout.rows == warp_tmem.LANES else 4)})
 
 
 def _warp_add_count(op, role) -> Counter:
     return Counter({"atomics": op.counter.type.shape[-1]})
 
 
-def _warp_map(op, role, folded) -> Counter:
+def _warp_map(op, target, role, folded) -> Counter:
     buffer = op.buffer if isinstance(op, warp_tmem.TmemMapOp) else None
     kind = op.target.type if buffer is None else op.kind
     row = role.lanes(kind) if kind.rank == 1 else role.layout.elements(_row_of(kind), role.warpgroups) * WARP * role.warps
-    found = _lanes_work(op_costs.region_work(op.body.blocks[0], list(op.inputs), kind, role.lanes(kind), row, folded))
+    found = _lanes_work(op_costs.region_work(op.body.blocks[0], list(op.inputs), kind, role.lanes(kind), row, target, folded))
     for value in op.inputs:
         if space_of(value.type) == "tmem":
             found["tmem_read"] += bytes_of(value.type)
@@ -288,7 +293,8 @@ def _row_of(kind):
 
 def _warp_reduce(op, target, role) -> Counter:
     rows = role.lanes(op.target.type) if op.target.type.rank == 1 else 0
-    return _lanes_work(op_costs.reduce_work(op.kind.value, role.lanes(op.source.type), rows, target))
+    shared = role.layout.rows != warp_tmem.LANES
+    return _lanes_work(op_costs.reduce_work(op.kind.value, role.lanes(op.source.type), rows, op.accumulate.value, shared, target))
 
 
 def _warp_vote(op, role) -> Counter:
@@ -316,7 +322,7 @@ def _tmem_store(op, role) -> Counter:
 def walk_step(op, role) -> Counter:
     """What a role does for each tile that it is given: all lanes read the number; who has the queue takes and writes it."""
     found = Counter({"smem_read": PORT * role.warps, "smem_words": PORT * role.warps})
-    return found + Counter({"atomics": 1, "smem_written": 4}) if op.queue is not None else found
+    return found + Counter({"atomics": 1, "smem_written": 4, "smem_words": 4}) if op.queue is not None else found
 
 
 def walk_end(op, role) -> Counter:

@@ -11,6 +11,7 @@ import contextlib
 
 from ..ir import tile
 from ..ir.mlir import ir
+from ..passes.op_costs import joins_a_sum
 from .scalar_source import dsl_type
 
 _PACKED = {
@@ -43,7 +44,7 @@ class MapRules:
             else:
                 pairs[argument] = [self._named(text) for text in each]
         *operations, last = body.operations
-        fused = _products(operations) if len(elements) == 2 else {}
+        fused = {op.operation.results[0]: op for op in operations if joins_a_sum(op, packed=True)} if len(elements) == 2 else {}
         result = last.operation.operands[0]
         rounded = _converted(result) if len(elements) == 2 else None
         for op in operations:
@@ -144,18 +145,6 @@ def _loads_by_column(body) -> dict:
                     slice_.insert(0, op)
             if column in needed and not needed & set(others):
                 found[load] = slice_
-    return found
-
-
-def _products(operations) -> dict:
-    """result -> multiplication that feeds one addition only: the two become an FMA, as the compiler does with scalars."""
-    found, additions = {}, set()
-    for op in operations:
-        users = [use.owner.operation for use in op.operation.results[0].uses]
-        product = op.operation.name == "arith.mulf" and isinstance(op.operation.results[0].type, ir.F32Type)
-        if product and [user.name for user in users] == ["arith.addf"] and users[0] not in additions:
-            additions.add(users[0])
-            found[op.operation.results[0]] = op
     return found
 
 

@@ -168,18 +168,19 @@ def map_work(op, target) -> Counter:
     """Operations of a map where it runs, whatever its `cond`; by unit, one for each lane."""
     each, row = _elements(op.out.type, target), row_elements(op.out.type, target)
     inputs = list(op.inputs)
-    work = region_work(op.body.blocks[0], inputs, op.out.type, each, row)
+    work = region_work(op.body.blocks[0], inputs, op.out.type, each, row, target)
     for value in inputs:
         if space_of(value.type) == "smem":  # a row of column values: a lane reads one for the two rows that it holds, two at a time
             work["alu"] += each // 4
     return work
 
 
-def region_work(block, inputs, kind, each: int, row: int, without=()) -> Counter:
+def region_work(block, inputs, kind, each: int, row: int, target, without=()) -> Counter:
     """Operations of a map's region for a result of type `kind`, by unit: `each` times what depends on an element, `row` times what
     depends on rows alone, nothing for what is the same everywhere, nor for the operations `without`. One for each lane.
     """
     work: Counter = Counter()
+    packed = target.fp32_packed == 2 and kind.rank == 2 and all(not len(inner.operation.regions) for inner in block.operations)
     arguments = list(block.arguments)
     wide = {a for a, value in zip(arguments, inputs, strict=False) if value.type.rank >= kind.rank} | {arguments[-1]}
     narrow = set(arguments) - wide
@@ -188,22 +189,24 @@ def region_work(block, inputs, kind, each: int, row: int, without=()) -> Counter
         operands = set(operation.operands)
         times = each if operands & wide else row if operands & narrow else 0
         (wide if times == each else narrow if times else set()).update(operation.results)
-        for unit, count in _instructions(inner, kind).items() if operation not in without else ():
+        for unit, count in _instructions(inner, kind, packed).items() if operation not in without else ():
             work[unit] += count * times
     return work
 
 
 def _reduce_work(op, target) -> Counter:
-    rows = row_elements(op.out.type, target) if op.out.type.rank == 1 else 0
-    return reduce_work(op.kind.value, _elements(op.x.type, target), rows, target)
+    results = row_elements(op.out.type, target) if op.out.type.rank == 1 else 0
+    return reduce_work(op.kind.value, _elements(op.x.type, target), results, op.init is not None, target.mma.lanes_a_row > 1, target)
 
 
-def reduce_work(kind: str, elements: int, rows: int, target) -> Counter:
-    """Operations of a reduction, by unit, one for each lane. `rows`: lanes times row values that are complete behind it."""
+def reduce_work(kind: str, elements: int, rows: int, accumulate: bool, shared: bool, target) -> Counter:
+    """Operations of a reduction, by unit, one for each lane. `rows`: lanes times row values that are complete behind it; `shared`: of a row
+    among four lanes."""
     unit = {"max": "alu", "sum": "fp32"}[kind]
-    work = Counter({unit: elements // (target.max_inputs - 1) if kind == "max" else elements})
-    work["alu"] += 2 * rows  # two exchanges with the other lanes of the row, and what combines them
-    work[unit] += 2 * rows
+    work = Counter({unit: elements // (target.max_inputs - 1) if kind == "max" else elements if accumulate else elements - rows})
+    if shared:  # two exchanges with the other lanes of the row, and what combines them
+        work["alu"] += 2 * rows
+        work[unit] += 2 * rows
     return work
 
 
@@ -254,13 +257,13 @@ def emulation_work(share: float) -> dict[str, float]:
     return {"mufu": 1 - share, **{unit: count * share for unit, count in _EMULATED_EXP2.items()}}
 
 
-def _instructions(op, kind=None) -> dict[str, float]:
-    """Of one scalar operation for one element of a tile of type `kind`."""
+def _instructions(op, kind=None, packed: bool = False) -> dict[str, float]:
+    """Of one scalar operation for one element of a tile of type `kind`; `packed`: done for two elements at a time."""
     name = op.operation.name
     if name == "tile.exp2":
         return emulation_work(emulated_share(op.emulated.value, kind.shape[1] if kind is not None and kind.rank == 2 else 128))
-    if name == "arith.mulf" and _only_feeds_a_sum(op):
-        return {}  # becomes the addition's FMA
+    if joins_a_sum(op, packed):
+        return {}
     for unit, names in _ONE.items():
         if name in names:
             return {unit: 1}
@@ -272,9 +275,17 @@ def special_work(block) -> int:
     return int(sum(_instructions(op).get("mufu", 0) for op in block.operations))
 
 
-def _only_feeds_a_sum(op) -> bool:
-    users = [use.owner for use in op.operation.results[0].uses]
-    return len(users) == 1 and users[0].operation.name in ("arith.addf", "arith.subf")
+def joins_a_sum(op, packed: bool) -> bool:
+    """Whether a product becomes its only user's FMA: the first product of a sum does; of a difference too, but for a packed instruction,
+    which changes no signs."""
+    operation = op.operation
+    if operation.name != "arith.mulf" or not isinstance(operation.results[0].type, ir.F32Type):
+        return False
+    users = [use.owner.operation for use in operation.results[0].uses]
+    if len(users) != 1 or users[0].name not in (("arith.addf",) if packed else ("arith.addf", "arith.subf")):
+        return False
+    others = [v.owner for v in users[0].operands if v != operation.results[0] and not isinstance(v.owner, ir.Block)]
+    return not any(o.name == "arith.mulf" and len(list(o.results[0].uses)) == 1 and o.is_before_in_block(operation) for o in others)
 
 
 def _clocks(*shares: float) -> int:

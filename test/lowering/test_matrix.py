@@ -7,6 +7,7 @@ import compiled
 import pytest
 
 sys.path.insert(0, str(compiled.ROOT / "bench"))
+import emulator_matrix  # noqa: E402
 from emulator_matrix import BACKWARD_ONLY, FIFO, SIZES, STACK, TILES, WRITERS, Kernel, matrix, of_ci, run, text_of  # noqa: E402
 
 CI = of_ci()
@@ -24,6 +25,15 @@ def test_right_without_a_hazard(kernel):
     assert {name: k["stack_bytes"] for name, k in artifact.manifest["kernels"].items() if k["stack_bytes"] > STACK} == {}
     found = run(artifact, kernel.sizes[CI[kernel]], FIFO)
     assert found["ok"], found
+
+
+COUNTED = [Kernel("fwd", "alibi", (96, 96)), Kernel("bwd", "softcap", (64, 64)), Kernel("bwd", "alibi", (96, 96))]
+
+
+@pytest.mark.parametrize("kernel", COUNTED, ids=str)
+def test_counts_of_whole_tiles(kernel):
+    """FP32 operations too: products that join sums or cannot, sums of rows, of warps, and such as go on from a product."""
+    assert emulator_matrix.unlike_the_ir_in_whole_tiles(loaded(kernel)) == []
 
 
 ORDERED = [(Kernel("bwd", "causal", (64, 64), deterministic=True), WRITERS), (Kernel("fwd", "full", (64, 64), ctas=2), TILES)]

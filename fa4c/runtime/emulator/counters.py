@@ -30,9 +30,18 @@ def class_of(instr):
     return cls
 
 
-def classes_of(instr):
-    """The counters that one instruction adds to: its class, and of the special functions exponentials also by themselves."""
-    return (class_of(instr), "ex2") if instr.parts[0] == "ex2" else (class_of(instr),)
+_FMA_UNITS = {"add", "sub", "mul", "fma", "mad"}
+
+
+def counters_of(instr):
+    """The counters that one instruction adds one to, a name for each time: that of its class; of the special functions exponentials also by
+    themselves; of fp32 what the FMA units do, of which a packed instruction is two."""
+    found = ["instructions." + class_of(instr)]
+    if instr.parts[0] == "ex2":
+        found.append("instructions.ex2")
+    elif found[0] == "instructions.fp32" and instr.parts[0] in _FMA_UNITS:
+        found += ["fma_operations"] * (2 if "f32x2" in instr.parts else 1)
+    return found
 
 
 class Counters:

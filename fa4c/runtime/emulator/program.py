@@ -4,7 +4,7 @@ import hashlib
 
 from . import cfg, codegen, memory
 from .arithmetic import BlockCompiler
-from .counters import classes_of
+from .counters import counters_of
 from .errors import EmulatorError
 from .ops import OPS
 from .parser import STRONG, TYPE_BYTES, Imm, Kernel, Mem, Module, Reg, Sink, Symbol, Vec, parse, space_of
@@ -112,14 +112,14 @@ class Program:
 class Code:
     """What runs for one block: the op, or the generated function in its two forms (compiled when first needed)."""
 
-    __slots__ = ("program", "block", "op", "instr", "_full", "_masked", "n", "classes")
+    __slots__ = ("program", "block", "op", "instr", "_full", "_masked", "n", "counters")
 
     def __init__(self, program, block):
         self.program, self.block, self.op = program, block, None
         self.instr = program.kernel.instrs[block.first]
         self._full = self._masked = None
         self.n = block.last - block.first
-        self.classes = [c for i in program.kernel.instrs[block.first : block.last] for c in classes_of(i)]
+        self.counters = [c for i in program.kernel.instrs[block.first : block.last] for c in counters_of(i)]
 
     def full(self, F, R, m):
         return (self._full or self._compile(True))(F, R, m)

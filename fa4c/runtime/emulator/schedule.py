@@ -462,8 +462,8 @@ class Launch:
         code = self.program.code
         for (cta, block), n in self.counts.items():
             d = by_cta[cta.index]
-            for cls in code[block].classes:
-                d["instructions." + cls] += n
+            for key in code[block].counters:
+                d[key] += n
             d["instructions"] += n * code[block].n
         for index, counters in self.all_counters:
             d = by_cta[index]

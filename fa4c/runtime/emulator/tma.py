@@ -202,6 +202,7 @@ def load_tile(F, op, d, coords, dst, bars, line):
             F.H.async_access(op, cl.smem.mem.shadow, chunks, 16, True)
         _signal(F, op, bar, d.box_bytes, line)
         F.counters.add("smem_bytes.tma", d.box_bytes)
+        F.counters.add("smem_bytes.filled", d.box_bytes)
 
 
 def _signal(F, op, bar, nbytes, line):
@@ -428,6 +429,7 @@ def _side(F, op, address, space, n, line, write, reduce=False):
         mem = F.cta.cluster.smem.mem
         at = int(F.cta.cluster.smem.index(np.array([address], np.int64), n, line, F)[0])
         F.counters.add("smem_bytes.dsmem" if space == "shared::cluster" and address >> 24 != F.cta.rank else "smem_bytes.bulk", n)
+        F.counters.add("smem_bytes.filled", n if write else 0)
     if mem.shadow is not None:
         rows = np.arange(at >> 4, (at + n) >> 4)
         if reduce:
