@@ -264,7 +264,7 @@ def _warp_global_add(op, role) -> Counter:
     """A row vector is added up in each warp first: of 32 rows in 5 additions, of two for each quad of lanes in 4."""
     if op.source.type.rank == 2:
         return Counter({"atomics": role.lanes(op.source.type)})
-    return Counter({"atomics": role.warps, "fma": role.warps * WARP * (5 if role.layout.rows == warp_tmem.LANES else 4)})
+    return Counter({"atomics": role.warps, "fma": role.warps * WARP * (5 if role.layout.whole_rows else 4)})
 
 
 def _warp_add_count(op, role) -> Counter:
@@ -293,7 +293,7 @@ def _row_of(kind):
 
 def _warp_reduce(op, target, role) -> Counter:
     rows = role.lanes(op.target.type) if op.target.type.rank == 1 else 0
-    shared = role.layout.rows != warp_tmem.LANES
+    shared = not role.layout.whole_rows
     return _lanes_work(op_costs.reduce_work(op.kind.value, role.lanes(op.source.type), rows, op.accumulate.value, shared, target))
 
 

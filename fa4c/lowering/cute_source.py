@@ -403,6 +403,9 @@ class _Kernel(TileRules, TmemRules, MapRules):
 
     def arrive(self, op) -> None:
         full, leader = self._full(op.state), self._pipe(op.state).owner.opview.leader.value
+        if not leader and self.layout.whole_rows:
+            self.top(f"arrive_one(base, {self._pipe(op.state).owner.opview.offset.value}, {self._slot(op.state)})")
+            return
         with self.top.block("if prims.elect_sync():"):
             self.top(f"arrive_at_leader({full})" if leader else f"cute.arch.mbarrier_arrive({full})")
 

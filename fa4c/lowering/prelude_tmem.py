@@ -16,6 +16,12 @@ def arrive_at_leader(pointer):
     """Arrive on an mbarrier of the pair's first CTA, behind what this thread knows to be written in either CTA."""
     prims.mbarrier_arrive(prims.mapa(pair_barrier(pointer), 0), scope=prims.MemScope.CLUSTER)
 ''',
+    "arrive_one": '''
+def arrive_one(base, offset, slot):
+    """One thread of a warp arrives on the mbarrier `slot` of those at `offset`, by one instruction, without a branch around it."""
+    text = f"mbarrier.arrive.shared.b64 _, [$0 + {offset}];"
+    prims.inline_ptx(text, read_only_args=[(base + 8 * slot).toint()], predicate=prims.elect_sync())
+''',
     "tmem_pieces": '''
 def tmem_pieces(words):
     """(first column, columns) of each instruction that moves `words` columns: powers of two, at most 32."""
