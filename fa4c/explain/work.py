@@ -76,7 +76,7 @@ def work(op, target, role: Role | None = None, folded=()) -> Counter:
 
 def has_rule(kind: type) -> bool:
     """Whether a class of operations is counted."""
-    return kind in _TILE or kind in _WARP or kind in (warp.MapOp, warp_tmem.TmemMapOp, warp.ReduceOp)
+    return kind in _TILE or kind in _WARP or kind in (warp.MapOp, warp_tmem.TmemMapOp, warp_tmem.TmemMapBothOp, warp.ReduceOp)
 
 
 def bytes_of(kind) -> int:
@@ -161,8 +161,9 @@ def _map(op, target) -> Counter:
             found["tmem_read"] += bytes_of(value.type)
         elif space_of(value.type) == "smem":
             found += _columns(value.type.shape[1], _warps(op, op.out.type, target), target.mma.accumulator == "tmem")
-    if space_of(op.out.type) == "tmem":
-        found["tmem_written"] += bytes_of(op.out.type)
+    for result in op.operation.results:
+        if space_of(result.type) == "tmem":
+            found["tmem_written"] += bytes_of(result.type)
     return found
 
 
@@ -180,7 +181,8 @@ def _columns(columns: int, warps: int, whole_rows: bool) -> Counter:
 
 _TILE = {
     tile.MmaOp: _mma, tile.LoadOp: _load, tile.ToSharedOp: _to_shared, tile_pair.ExchangeOp: _exchange, tile.FromSharedOp: _from_shared,
-    tile.StoreOp: _store, tile.GlobalAddOp: _global_add, tile.AddCountOp: _add_count, tile.MapOp: _map, tile.ReduceOp: _elementwise,
+    tile.StoreOp: _store, tile.GlobalAddOp: _global_add, tile.AddCountOp: _add_count, tile.MapOp: _map,
+    tile.MapBothOp: _map, tile.ReduceOp: _elementwise,
     tile.RescaleFactorOp: _elementwise, tile.VoteAnyOp: _elementwise,
 }
 

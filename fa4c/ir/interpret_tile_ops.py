@@ -180,11 +180,11 @@ def _map(op, mode):
 
     def compute(operands, outer):
         inputs = [spread(array) for array in operands[:count]]
-        (value,) = scalar.evaluate(block, [*inputs, rows, columns], outer, mode=mode, external=scalar_external)
-        value = np.broadcast_to(value, shape)
+        values = scalar.evaluate(block, [*inputs, rows, columns], outer, mode=mode, external=scalar_external)
+        values = [np.broadcast_to(value, shape) for value in values]
         if has_cond:
-            value = np.where(spread(np.asarray(operands[count])), value, inputs[0])
-        return [value]
+            return [np.where(spread(np.asarray(operands[count])), values[0], inputs[0])]
+        return values
 
     return compute
 
@@ -246,6 +246,7 @@ _READERS: dict[str, Callable[[object, str], Compute]] = {
     "tile.add_count": _add_count,
     "tile.mma": _mma,
     "tile.map": _map,
+    "tile.map_both": _map,
     "tile.reduce": _reduce,
     "tile.rescale_factor": _rescale_factor,
     "tile.vote_any": _vote_any,

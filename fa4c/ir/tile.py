@@ -265,7 +265,8 @@ class MapOp(Scheduled, name="map"):
                     f"has input {number} of shape {shape_text(shape)}, but the result is {shape_text(out.shape)}",
                     why="inputs have the result's shape, or are row vectors, or 1 x columns in #tile.smem",
                 )
-        return takes_elements(self) and self._check_cond() and check_yield(self, self.body, [out.element_type])
+        kinds = [value.type.element_type for value in self.operation.results]
+        return takes_elements(self) and self._check_cond() and check_yield(self, self.body, kinds)
 
     def _check_cond(self) -> bool:
         if self.cond is None:
@@ -279,6 +280,26 @@ class MapOp(Scheduled, name="map"):
                 self, "has cond, but its first input has not the result's type", why="where cond is false the first input passes through"
             )
         return True
+
+
+class MapBothOp(MapOp, name="map_both"):
+    """out[i, j], beside[i, j] = body(x0[i, j], ..., row i, column j): a map of two results, without `cond`.
+
+    What both are made of is held for a few elements at a time: P of a backward, between scores that turn into a factor of dS in their place
+    and P in 16 bits, takes no register tile of its own.
+    """
+
+    beside: ext.Result[Any]
+
+    def verify_op(self) -> bool:
+        if not in_space(self, "beside", self.beside, "reg", "tmem"):
+            return False
+        if list(self.beside.type.shape) != list(self.out.type.shape):
+            return op_error(self, f"has results of shape {shape_text(self.out.type.shape)} and {shape_text(self.beside.type.shape)}",
+                            why="it computes both element by element")
+        if self.cond is not None:
+            return op_error(self, "has cond", why="where that is false only the first result would be known", fix="use two tile.map")
+        return super().verify_op()
 
 
 class ReduceOp(Scheduled, name="reduce"):

@@ -264,7 +264,26 @@ class TmemMapOp(Operation, name="tmem_map"):
             held = value.type.element_type
             if arguments[number].type != held:
                 return op_error(self, f"region argument {number} is {arguments[number].type}, but input {number} holds {held}")
-        return check_yield(self, self.body, [kind.element_type])
+        return check_yield(self, self.body, [kind.element_type, *self._beside()])
+
+    def _beside(self) -> list:
+        """Element types of further results."""
+        return []
+
+
+class TmemMapBothOp(TmemMapOp, name="tmem_map_both"):
+    """target[i, j], beside[i, j] = body(...): as `warp.tmem_map`, and a second result in a fragment."""
+
+    beside: ext.Operand[Any]
+    reader: Any = optional(ir.IntegerAttr, "0 : i64")
+
+    def verify_op(self) -> bool:
+        if space_of(self.beside.type) != "reg" or list(self.beside.type.shape) != list(self.kind.shape):
+            return op_error(self, f"has beside of type {self.beside.type} for a target {self.kind}", why="it is a fragment as large")
+        return super().verify_op()
+
+    def _beside(self) -> list:
+        return [self.beside.type.element_type]
 
 
 # ----------------------------------------------------------------------------------------------- one value a row, between roles

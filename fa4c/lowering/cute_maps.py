@@ -30,9 +30,9 @@ class MapRules:
         flat = all(not len(op.operation.regions) for op in body.operations)
         return self.packed == 2 and self.layout.neighbours and count % 2 == 0 and flat
 
-    def map_elements(self, body, elements: list[str], texts: dict, store) -> None:
+    def map_elements(self, body, elements: list[str], texts: dict, *stores) -> None:
         """Emit the body for one or two elements; `texts`: argument -> its value's text for each. `store(element, result)` emits what becomes
-        of one result, `store(element, a, b)` of two that are f32 still and that one instruction converts."""
+        of a result, `store(element, a, b)` of two that are f32 still and that one instruction converts; one `store` for each result."""
         pairs = {}  # value -> its two names, where they differ
         used = uses(body)
         columns = texts[list(body.arguments)[-1]]
@@ -45,15 +45,15 @@ class MapRules:
                 pairs[argument] = [self._named(text) for text in each]
         *operations, last = body.operations
         fused = {op.operation.results[0]: op for op in operations if joins_a_sum(op, packed=True)} if len(elements) == 2 else {}
-        result = last.operation.operands[0]
-        rounded = _converted(result) if len(elements) == 2 else None
+        results = list(last.operation.operands)
+        rounded = {result: _converted(result) if len(elements) == 2 else None for result in results}
         for op in operations:
             if op.operation.results[0] in self.spread:
                 held = self.spread[op.operation.results[0]]
                 if held:
                     pairs[op.operation.results[0]] = [self._named(f"cute.arch.shuffle_sync({held}[{c} // 32], {c} % 32)") for c in columns]
                 continue
-            if op.operation.results[0] in fused or (rounded is not None and op.operation.results[0] == result):
+            if op.operation.results[0] in fused or rounded.get(op.operation.results[0]) is not None:
                 continue
             products = [fused[operand] for operand in op.operation.operands if operand in fused]
             if any(v in pairs for inner in [op, *products] for v in inner.operation.operands):
@@ -62,6 +62,10 @@ class MapRules:
                 self.element = elements[0]
                 for inner in [*products, op]:
                     self.emit(inner)
+        for result, store in zip(results, stores, strict=True):
+            self._stored(result, rounded[result], elements, pairs, store)
+
+    def _stored(self, result, rounded, elements: list[str], pairs: dict, store) -> None:
         if rounded in pairs:
             store(elements[0], *pairs[rounded])
             return

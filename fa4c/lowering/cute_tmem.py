@@ -5,6 +5,8 @@ MMAs are written with bare descriptors and addresses (`prims`): what stands ther
 
 from __future__ import annotations
 
+import functools
+
 from ..ir import warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile import column_of, space_of
@@ -161,6 +163,9 @@ class TmemRules:
         with self.spread_loads(op.body.blocks[0], width):
             self._chunks(op, chunks, read, rows)
 
+    def tmem_map_both(self, op) -> None:
+        self.tmem_map(op)
+
     def _chunks(self, op, chunks: dict, read: list, rows: dict) -> None:
         kind = op.kind
         width, step = kind.shape[1], op.columns.value
@@ -181,7 +186,7 @@ class TmemRules:
                 self.top(f"tmem_store({self._own_address(op.target)} + {at}, {chunks[op.target]}, 0, {words})")
 
     def _chunk(self, op, chunks: dict, first: int, count: int) -> None:
-        body, kind = op.body.blocks[0], op.kind
+        body = op.body.blocks[0]
         arguments = list(body.arguments)
         step = 2 if self.packs(body, count) else 1
 
@@ -193,19 +198,20 @@ class TmemRules:
             flag = " != 0" if str(value.type.element_type) == "i1" else ""
             return f"{chunks.get(value) or self.operand(value)}[{place}]{flag}"
 
-        def store(r: str, *results) -> None:
-            target, at = (chunks[op.target], r) if op.target in chunks else (self.operand(op.target), column(r))
+        def store(written, r: str, *results) -> None:
+            target, at = (chunks[written], r) if written in chunks else (self.operand(written), column(r))
             if len(results) > 1:
                 self.store_halves(target, at, *results)
             else:
-                self.top(f"{target}[{at}] = {dsl_type(kind.element_type)}({results[0]})")
+                self.top(f"{target}[{at}] = {dsl_type(written.type.element_type)}({results[0]})")
 
+        stores = [functools.partial(store, written) for written in written_by(op)]
         with self.unrolled("r", *((0, count, step) if step > 1 else (count,))) as r:
             elements = [r, f"({r} + 1)"][:step]
             texts = {a: [text(value, e) for e in elements] for a, value in zip(arguments, op.inputs, strict=False)}
             texts[arguments[-2]] = [self.row0] * step
             texts[arguments[-1]] = [column(e) for e in elements]
-            self.map_elements(body, elements, texts, store)
+            self.map_elements(body, elements, texts, *stores)
 
     # -- tiles of one row a thread
 
@@ -318,6 +324,11 @@ class TmemRules:
         self.top(f"{target} = {chains[0]}[0] + {chains[0]}[1]")
 
 
+def written_by(op) -> list:
+    """What a map writes, in the order in which its region yields."""
+    return [op.target, op.beside] if isinstance(op, warp_tmem.TmemMapBothOp) else [op.target]
+
+
 def _words(kind, columns: int) -> int:
     return columns * bits_of(kind.element_type) // 32
 
@@ -336,6 +347,7 @@ TMEM_RULES = {
     warp_tmem.TmemStoreOp: TmemRules.tmem_store,
     warp_tmem.TmemWaitOp: TmemRules.tmem_wait,
     warp_tmem.TmemMapOp: TmemRules.tmem_map,
+    warp_tmem.TmemMapBothOp: TmemRules.tmem_map_both,
     warp_tmem.RowBoxOp: TmemRules.row_box,
     warp_tmem.PostOp: TmemRules.post,
     warp_tmem.FetchOp: TmemRules.fetch,

@@ -14,12 +14,15 @@ def inline(block, mapping: dict, external, *, wanted=None) -> list:
     `mapping` (value -> its copy) has the region's arguments and grows. `external(operation, operands)` builds what has another form below
     and returns its results, or None for "copy it as it is". Only operations that the wanted results need are copied.
     """
-    operations = [op.operation for op in block.operations]
-    results = list(operations[-1].operands)
-    results = results if wanted is None else [results[number] for number in wanted]
-    for operation in _needed(operations[:-1], results):
+    results = list(list(block.operations)[-1].operation.operands)
+    return inlined(block, results if wanted is None else [results[number] for number in wanted], mapping, external)
+
+
+def inlined(block, values: list, mapping: dict, external=lambda operation, operands: None) -> list:
+    """The same of any values of a region."""
+    for operation in _needed([op.operation for op in block.operations][:-1], values):
         clone(operation, mapping, external)
-    return [mapping.get(value, value) for value in results]
+    return [mapping.get(value, value) for value in values]
 
 
 def clone(operation, mapping: dict, external) -> None:
@@ -83,12 +86,14 @@ def constant_result(block, known: dict, never: dict | None = None) -> float | No
 
     `never`: argument -> "inf" or "-inf", which it is not. A product with 0 is 0: the other factor of a masked element is taken as finite.
     """
+    return constant_value(block, list(block.operations)[-1].operation.operands[0], known, never)
+
+
+def constant_value(block, wanted, known: dict, never: dict | None = None) -> float | None:
+    """The same of any value of a region."""
     values = {argument: np.float64(value) for argument, value in known.items() if value is not None}
     for op in block.operations:
         operation = op.operation
-        if operation.name == "attn.yield":
-            result = values.get(operation.operands[0], _constant(operation.operands[0]))
-            return None if result is None or np.isnan(result) else float(result)
         if operation.regions or not operation.name.startswith(("arith.", "math.")):
             continue
         operands = [values.get(value, _constant(value)) for value in operation.operands]
@@ -99,7 +104,8 @@ def constant_result(block, known: dict, never: dict | None = None) -> float | No
             values[operation.results[0]] = absorbed
         elif all(value is not None for value in operands):
             values[operation.results[0]] = scalar.apply(operation, operands)[0]
-    return None
+    result = values.get(wanted, _constant(wanted))
+    return None if result is None or np.isnan(result) else float(result)
 
 
 def _absorbed(operation, operands: list, never: dict):

@@ -14,6 +14,18 @@ _NAMES = {math.inf: "inf", -math.inf: "-inf"}
 _SWAPPED = {"inf": "-inf", "-inf": "inf"}
 
 
+def never(value) -> str | None:
+    """An infinity that no element of a tensor is."""
+    missing = sorted(ANY - _may_be(value))
+    return missing[0] if missing else None
+
+
+def _may_be(value) -> frozenset:
+    if isinstance(value.owner, ir.Block) or value.owner.name != "attn.map":
+        return ANY
+    return of_region(value.owner.regions[0].blocks[0], [_may_be(operand) for operand in value.owner.operands])
+
+
 def of_region(block, given: list) -> frozenset:
     """What the region's one result may be, given what its first arguments may be."""
     known = dict(zip(block.arguments, given, strict=False))

@@ -135,7 +135,8 @@ class _Outline:
             for value in read
         ):
             return {}
-        return {value: replace(self._workspace(value, self.known[value][1]), never=self._never(value)) for value in dict.fromkeys(read)}
+        made = {value: self._workspace(value, self.known[value][1]) for value in dict.fromkeys(read)}
+        return {value: replace(tensor, never=_infinities.never(value)) for value, tensor in made.items()}
 
     def _row_sums(self) -> dict:
         """Sums over the keys of a row of scores that scores are computed from: what needs the whole row, before the last block is done.
@@ -174,16 +175,6 @@ class _Outline:
             return False
         name = value.owner.name
         return name == "attn.reduce" or (name == "attn.map" and any(map(self._is_row_sum, value.owner.operands)))
-
-    def _never(self, value) -> str | None:
-        """An infinity that no element is."""
-        missing = sorted(_infinities.ANY - self._may_be(value))
-        return missing[0] if missing else None
-
-    def _may_be(self, value) -> frozenset:
-        if isinstance(value.owner, ir.Block) or value.owner.name != "attn.map":
-            return _infinities.ANY
-        return _infinities.of_region(value.owner.regions[0].blocks[0], [self._may_be(operand) for operand in value.owner.operands])
 
     def _takes_a_sum(self, value) -> bool:
         if isinstance(value.owner, ir.Block):

@@ -247,8 +247,7 @@ class Consumer:
         self.unsynced |= set(op.rows)
         states = [self.states[key] for value in op.rows for key in self._keys(op) if key[0] == value]
         with ir.InsertionPoint(op), op.location:
-            new = warp_tmem.TmemMapOp(target=op.target, inputs=list(op.inputs), states=states, columns=op.columns)
-            op.body.blocks[0].append_to(new.body)
+            _with_states(op, states)
             self._release(last, op.location)
         op.operation.erase()
 
@@ -337,8 +336,7 @@ class Consumer:
             if isinstance(op, warp.StoreSharedOp):
                 warp.StoreSharedOp(buffer=op.buffer, source=op.source, slot=state)
             else:
-                new = warp_tmem.TmemMapOp(target=op.target, inputs=list(op.inputs), states=[state], columns=op.columns)
-                op.body.blocks[0].append_to(new.body)
+                _with_states(op, [state])
             warp.FenceAsyncOp()
             warp.SyncWarpOp()
             warp.ArriveOp(state=state)
@@ -433,6 +431,13 @@ def buffers_of_reads(op) -> list:
     if isinstance(op, warp_tmem.TmemMapOp):
         return op.rows
     return [op.buffer] if isinstance(op, PLAIN_READS) else []
+
+
+def _with_states(op, states: list) -> None:
+    """The same map, which knows the slots that it reads and writes."""
+    more = {"beside": op.beside} if isinstance(op, warp_tmem.TmemMapBothOp) else {}
+    new = type(op)(target=op.target, inputs=list(op.inputs), states=states, columns=op.columns, **more)
+    op.body.blocks[0].append_to(new.body)
 
 
 def level_of(op) -> int:

@@ -223,7 +223,10 @@ def _elementwise_cost(op, target) -> Cost:
     return _elementwise(unit_work(op, target), target)
 
 
-_WORK = {tile.MapOp: _map_work, tile.ReduceOp: _reduce_work, tile.RescaleFactorOp: _factor_work, tile.VoteAnyOp: _vote_work}
+_WORK = {
+    tile.MapOp: _map_work, tile.MapBothOp: _map_work, tile.ReduceOp: _reduce_work, tile.RescaleFactorOp: _factor_work,
+    tile.VoteAnyOp: _vote_work,
+}
 _RULES = {
     tile.MmaOp: _mma, tile.LoadOp: _load, tile.StoreOp: _store, tile.GlobalAddOp: _global_add,
     tile.WaitCountOp: _count, tile.AddCountOp: _count, tile.ToSharedOp: _shared_copy,

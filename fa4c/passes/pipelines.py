@@ -45,18 +45,18 @@ SM90A_BACKWARD_DETERMINISTIC = {
 }
 
 SM100A_BACKWARD = {
-    "attn": "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-exp-to-exp2,attn-split-backward,attn-outline-kernels,"
-            "attn-transpose-recompute,attn-simplify-mask",
+    "attn": "attn-fold-scale,attn-derive-backward,attn-sink-scale,attn-exp-to-exp2,attn-early-factors,attn-split-backward,"
+            "attn-outline-kernels,attn-transpose-recompute,attn-simplify-mask",
     "attn to tile": "attn-to-tile",
-    "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-row-sum-by-mma,tile-accumulate-in-tmem,tile-pipeline,"
-            "tile-alias-tmem,tile-l2-hints,tile-lpt-grid,tile-persistent",
+    "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-row-sum-by-mma,tile-accumulate-in-tmem,tile-join-maps,"
+            "tile-pipeline,tile-alias-tmem,tile-l2-hints,tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
     "warp": "warp-insert-barriers,warp-check",
 }
 
 SM100A_BACKWARD_DETERMINISTIC = {
     **SM100A_BACKWARD,
-    "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-row-sum-by-mma,tile-accumulate-in-tmem,"
+    "tile": "tile-split-2cta{exchange=true},tile-insert-dsmem-exchange,tile-row-sum-by-mma,tile-accumulate-in-tmem,tile-join-maps,"
             "tile-deterministic-reduction,tile-pipeline,tile-alias-tmem,tile-l2-hints,tile-lpt-grid,tile-persistent",
 }
 

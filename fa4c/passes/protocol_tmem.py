@@ -266,7 +266,8 @@ def _covers(new: _Access, old: _Access) -> bool:
 def tmem_fragments_touched(op) -> tuple[set, set]:
     """(fragments read, fragments written) by an operation between registers and tensor memory."""
     if isinstance(op, warp_tmem.TmemMapOp):
-        written = {op.target} if space_of(op.target.type) == "reg" else set()
+        results = [op.target, op.beside] if isinstance(op, warp_tmem.TmemMapBothOp) else [op.target]
+        written = {value for value in results if space_of(value.type) == "reg"}
         return {value for value in op.inputs if space_of(value.type) == "reg"}, written
     if isinstance(op, (warp_tmem.TmemLoadOp, warp_tmem.FetchOp)):
         return set(), {op.target}
@@ -282,6 +283,7 @@ TMEM_RULES = {
     warp_tmem.TmemStoreOp: TmemRules.tmem_store,
     warp_tmem.TmemWaitOp: TmemRules.tmem_wait,
     warp_tmem.TmemMapOp: TmemRules.tmem_map,
+    warp_tmem.TmemMapBothOp: TmemRules.tmem_map,
     warp_tmem.PostOp: TmemRules.post,
     warp_tmem.FetchOp: TmemRules.fetch,
 }

@@ -42,9 +42,10 @@ FEWEST_COLUMNS = 8
 
 
 def columns_at_a_time(op, registers: int, most: int = MAP_COLUMNS) -> int:
-    """Of a map, a row a thread, that has so many registers: half as many where a function has several steps, and fewer where each element
+    """Of a map, a row a thread, that has so many registers: half as many where a function has several steps, a quarter where there are two
+    results (a soft cap's backward has 8 bytes on the stack with half as many at head dim 128, with all at 96), and fewer where each element
     has numbers of its own in global memory, which need room beside the row of results, and with each what the map reads elsewhere."""
-    most = most // 2 if has_long_function(op) else most
+    most = most // 4 if isinstance(op, tile.MapBothOp) else most // 2 if has_long_function(op) else most
     *_, row, column = op.body.blocks[0].arguments
     depends, loads = {row: {row}, column: {column}}, 0
     for inner in op.body.blocks[0].operations:
@@ -66,7 +67,7 @@ def registers_passing(op) -> int:
     """Registers that a map holds for a few columns of what it reads and writes elsewhere, a row a thread."""
     if not isinstance(op, tile.MapOp) or op.cond is not None:
         return 0
-    return sum(MAP_COLUMNS * v.type.element_type.width // 32 for v in _elsewhere([*op.inputs, op.out]))
+    return sum(MAP_COLUMNS * v.type.element_type.width // 32 for v in _elsewhere([*op.inputs, *op.operation.results]))
 
 
 @dataclass(frozen=True)

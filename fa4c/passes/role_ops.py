@@ -220,6 +220,10 @@ class Role(RoleLoops):
                 )
         self._map_where(op, env, self._map_body)
 
+    def map_both(self, op, env) -> None:
+        raise op_diagnostic(op, "makes two tiles of what lies in quads of lanes", why="maps of two results are computed a row a thread",
+                            fix="use two tile.map")
+
     def _map_where(self, op, env, body) -> None:
         """`body(op, env)`, under the map's condition where it has one; what is left out keeps the first input."""
         for value in captured(op.body.blocks[0]):
@@ -346,6 +350,7 @@ RULES = {
     tile.LoadOp: Role.load,
     tile.MmaOp: Role.mma,
     tile.MapOp: Role.map,
+    tile.MapBothOp: Role.map_both,
     tile.ReduceOp: Role.reduce,
     tile.SplatOp: Role.splat,
     tile.RescaleFactorOp: Role.rescale_factor,

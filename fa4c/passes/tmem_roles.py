@@ -18,7 +18,7 @@ from ..ir.tile import column_of, space_of
 from . import corrections, fragments, handoffs, tmem_tiles
 from .handed_over import EPILOGUE
 from .register_pressure import MAP_COLUMNS, columns_at_a_time, has_long_function
-from .role_loops import index_constant, less, operations_within
+from .role_loops import captured, index_constant, less, operations_within
 from .role_ops import RULES, Role, i64, is_load, is_row, is_staged, location_of
 from .schedule import Slot, is_scalar_op
 from .streams import COMPUTE, LOAD, MMA, REDUCE, stream_of
@@ -337,6 +337,23 @@ class _TmemRole(Role):
             reader=self._reader(op, *[v for v in op.inputs if is_row(v)]), loc=op.location,
         )  # fmt: skip
         self.copy_region(op, new, env)
+
+    def map_both(self, op, env) -> None:
+        """What goes to registers is written beside the other result, which may go to tensor memory."""
+        for value in captured(op.body.blocks[0]):
+            self.scalar(value, env)
+        if space_of(op.out.type) != "reg":
+            raise op_diagnostic(op, f"makes its first result in {op.out.type}", why="that is held in registers; the second one may lie in "
+                                "tensor memory", fix="give the results in the other order")
+        new = warp_tmem.TmemMapBothOp(
+            target=self.storage(op.beside), inputs=[self._source(op, v) for v in op.inputs], states=[],
+            columns=i64(columns_at_a_time(op, self.kernel.compute_registers, self.chunk)),
+            reader=self._reader(op, *[v for v in op.inputs if is_row(v)]), beside=self.fragment(op.out), loc=op.location,
+        )  # fmt: skip
+        self.copy_region(op, new, env)
+        yielded = list(new.body.blocks[0].operations)[-1].operation
+        out, beside = yielded.operands
+        yielded.operands[0], yielded.operands[1] = beside, out
 
     def global_add(self, op, env) -> None:
         """Part after part, in the slots in turn."""

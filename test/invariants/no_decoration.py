@@ -188,7 +188,7 @@ def _why_apart(a, b) -> str:
 
 def _in_tile_program(op) -> bool:
     op = op.parent.operation
-    while op.name not in ("tile.kernel", "tile.map", "builtin.module"):
+    while op.name not in ("tile.kernel", "tile.map", "tile.map_both", "builtin.module"):
         op = op.parent.operation
     return op.name == "tile.kernel"
 

@@ -79,6 +79,11 @@ def a_map(inputs: str, arguments: str, out: str, body: str = '"tile.yield"(%e) :
     return f'%x = "tile.map"({names}) ({{ ^bb0({arguments}): {body} }}) {{operandSegmentSizes = {segments}}} : ({kinds}) -> {out}'
 
 
+def map_both(second: str, cond: str = "", body: str = '"tile.yield"(%e, %e) : (f32, f32) -> ()') -> str:
+    text = a_map("%r : !r", ELEMENT, f"(!r, {second})", body, cond)
+    return text.replace('%x = "tile.map"', '%x:2 = "tile.map_both"')
+
+
 def one(name: str, operands: str, attributes: str, out: str) -> str:
     given = [text.split(" : ") for text in operands.split("; ") if text]
     return f'%x = "tile.{name}"({", ".join(n for n, _ in given)}) {{{attributes}}} : ({", ".join(k for _, k in given)}) -> {out}'
@@ -194,6 +199,11 @@ IN_KERNEL = [
      "'tile.add_count' needs counter in #tile.gmem, but it is tensor<64x32xf32, #tile.reg>"),
     # to_shared
     (one("to_shared", "%rb : !rb", "buffers = 0", "!s"), "'tile.to_shared' needs at least 1 buffer, but has 0"),
+    # map_both
+    (map_both("tensor<64x16xf32, #tile.reg>"), "'tile.map_both' has results of shape 64x32 and 64x16"),
+    (map_both("!s"), "'tile.map_both' needs beside in #tile.reg or #tile.tmem, but it is"),
+    (map_both("!r", cond="%yes : i1"), "'tile.map_both' has cond\nnote: why: where that is false only the first result would be known"),
+    (map_both("!r", body='"tile.yield"(%e) : (f32) -> ()'), "'tile.map_both' yields f32, but needs f32, f32"),
     # reduce
     (one("reduce", "%s : !s", 'kind = "sum"', "!row"), "'tile.reduce' needs x in #tile.reg, but it is tensor<64x32xbf16, #tile.smem>"),
     (one("reduce", "%row : !row", 'kind = "sum"', "!row"), "'tile.reduce' needs x of rank 2, but it is tensor<64xf32, #tile.reg>"),
