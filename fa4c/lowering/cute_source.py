@@ -58,6 +58,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.leading, self.silent = {}, set()  # of a role's states and advances: `shared_states.find`
         self.packed = target.fp32_packed  # fp32 operations of one instruction
         self.max_inputs = target.max_inputs
+        self.sums_in_tmem = target.mma.accumulator == "tmem"
 
     def source(self) -> str:
         function = Names([*_RESERVED, *_OF_THE_HOST]).fresh(self.kernel.sym_name.value)
@@ -284,20 +285,28 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.values[body.arguments[0]] = name
         step_text = "" if step == "1" else f", {step}"
         held = self._hold_conditions(body)
-        with self.top.block(f"for {name} in cutlass.range({lower}, {upper}{step_text}, unroll=1):"), self._own_row(body):
+        with self.top.block(f"for {name} in cutlass.range({lower}, {upper}{step_text}, unroll=1):"), self._own_place(body):
             self.block(body)
         for cond in held:
             del self.held[cond]
 
     @contextlib.contextmanager
-    def _own_row(self, body):
-        """In a loop around others, what a thread's row leads to is found where it is used, and not kept in registers through those."""
-        outer, warps = self.row0, list(self.role.warps)
-        if self.layout.whole_rows and any(op.operation.name == "scf.for" for op in nested_in(body)):
-            self.row0 = self.names.fresh("row0")
-            self.top(f"{self.row0} = {self.layout.first_row(warps[0], len(warps))}")
+    def _own_place(self, body):
+        """In a loop around others, what a thread's row leads to, or beside threads of whole rows the CTA's place, is found where it is used,
+        and not kept in registers through those: a role that issues has few that all threads share, and needs them for coordinates."""
+        row, places, warps = self.row0, {}, list(self.role.warps)
+        if any(op.operation.name == "scf.for" for op in nested_in(body)):
+            if self.layout.whole_rows:
+                self.row0 = self.names.fresh("row0")
+                self.top(f"{self.row0} = {self.layout.first_row(warps[0], len(warps))}")
+            elif self.sums_in_tmem:
+                read = [v for op in body.operations if op.operation.name.startswith("arith.") for v in op.operation.operands]
+                places = {v: self.values[v] for v in read if isinstance(v.owner, tile.ProgramIdOp)}
+                for value, outside in places.items():
+                    self._assign(value, f"hold({outside})", "bid")
         yield
-        self.row0 = outer
+        self.row0 = row
+        self.values.update(places)
 
     def _hold_conditions(self, body) -> list:
         """Conditions of a loop's guards that are known in front of it, each into a register: LLVM would compare again in every iteration,
@@ -330,7 +339,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.values[op.body.blocks[0].arguments[0]] = tile_name
         self.top(comment(op))
         with self.top.block(f"while {tile_name} < {self.operand(op.tiles)}:"):
-            with self._own_row(op.body.blocks[0]):
+            with self._own_place(op.body.blocks[0]):
                 self.block(op.body.blocks[0])
             if op.queue is not None:
                 self.top(f"cute.arch.mbarrier_wait({empty}, {phase})")

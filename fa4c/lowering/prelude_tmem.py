@@ -94,14 +94,15 @@ def store_row(pointer, row, source, first, columns, rows, swizzle, column=0):
 ''',
     "send_row": '''
 def send_row(pointer, peer, row, source, first, columns, rows, swizzle):
-    """`store_row` into the shared memory of CTA `peer` of the cluster."""
+    """`store_row` into the shared memory of CTA `peer` of the cluster. A chunk twists the peer's address, which is known only where it is
+    used; sums that the address is added to would be formed in front of the loop, a register each."""
     chunk, spans = 16 * 8 // source.element_type.width, swizzle // 16
+    near = pointer.toint() + row * swizzle + row * swizzle // 128 % spans * 16
     mapa = "mapa.shared::cluster.u32 $0, $1, $2;"
-    at = prims.inline_ptx(mapa, write_only_types=[Int32], read_only_args=[pointer.toint(), Int32(peer)]) + row * swizzle
-    twist = row * swizzle // 128 % spans
+    at = prims.inline_ptx(mapa, write_only_types=[Int32], read_only_args=[near, Int32(peer)])
     words = cute.recast_tensor(source, Int32)
     for c in range(columns // chunk):
-        address = at + c // spans * (rows * swizzle) + (c % spans ^ twist) * 16
+        address = (at ^ c % spans * 16) + c // spans * (rows * swizzle)
         piece = [words[(first + c * chunk) * source.element_type.width // 32 + i] for i in range(4)]
         prims.inline_ptx("st.shared::cluster.v4.b32 [$0], {$1, $2, $3, $4};", read_only_args=[address, *piece])
 ''',

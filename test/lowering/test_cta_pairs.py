@@ -161,7 +161,18 @@ def test_the_fused_backward_of_head_dims_192_and_128():
     """It fits in pairs only: tiles of 800 columns in 512, Q's and dO's halves in turns."""
     made = compiled.loaded("causal.mlir", **WIDE)
     backward(made, 130, 290, seed=6, d=192, dv=128, causal=True)
-    assert made.manifest["kernels"]["causal_bwd_main"]["stack_bytes"] <= 16
+    assert made.manifest["kernels"]["causal_bwd_main"]["stack_bytes"] == 0
+
+
+def test_loops_find_addresses_and_places_where_they_use_them():
+    """The peer's chunks follow from its address by a twist each; roles that issue find each head's blocks from the CTA's place again."""
+    ptx, text = (compiled.kernel("causal.mlir", **WIDE)[1][f"causal_bwd_main.{kind}"] for kind in ("ptx", "cute.py"))
+    peers = re.findall(rb"mapa.shared::cluster.u32 (%r\d+), %r\d+, [01];", ptx)
+    twisted = dict(re.findall(rb"xor.b32\s+(%r\d+), (%r\d+), \d+;", ptx))
+    sent = re.findall(rb"st.shared::cluster.v4.b32 \[(%r\d+)\]", ptx)
+    assert len(sent) == 2 * 64 // 8 and {twisted.get(address, address) for address in sent} <= set(peers)
+    roles = dict(re.findall(rb"# role (\w+)\n(.*?)(?=# role|$)", text, flags=re.DOTALL))
+    assert {name for name, role in roles.items() if b"hold(bid_x)" in role} == {b"load", b"mma"}
 
 
 def test_tiles_that_take_turns_in_one_buffer():
