@@ -82,8 +82,8 @@ def _fewest(function, results, target, fuse: bool, ctas: int) -> list[list]:
 
 
 def _score_halves(function) -> int:
-    """The most 16-bit units of an element's values over the scores that are alive at once: a soft cap keeps its tanh to the end. What
-    corrections are made of is no matter: they are a kernel of their own."""
+    """The most 16-bit units of an element's values over the scores that are alive at once: a soft cap keeps its tanh to the end
+    where attn-early-factors has not run. What corrections are made of is no matter: they are a kernel of their own."""
     operations = [op.operation for op in function.operation.regions[0].blocks[0].operations]
     made = needed(operations, {refined.value for refined in refinements(operations)})
     operations = [op for op in operations if not op.results or made.intersection(op.results)]
