@@ -89,7 +89,7 @@ def make_operation_base(dialect: type) -> type:
                 cls.__annotations__.pop(name, None)
             if "__annotations__" not in cls.__dict__:
                 cls.__annotations__ = {}
-            merged = {**cls._shared_optional, **own}
+            merged = {**cls._shared_optional, **cls._optional, **own}  # the parent's, too
             super().__init_subclass__(**kwargs)
             cls._attribute_kinds = _take_kinds_irdl_cannot_name(cls._fields, cls._attribute_kinds)
             cls._optional = merged

@@ -275,7 +275,6 @@ class TmemMapBothOp(TmemMapOp, name="tmem_map_both"):
     """target[i, j], beside[i, j] = body(...): as `warp.tmem_map`, and a second result in a fragment."""
 
     beside: ext.Operand[Any]
-    reader: Any = optional(ir.IntegerAttr, "0 : i64")
 
     def verify_op(self) -> bool:
         if space_of(self.beside.type) != "reg" or list(self.beside.type.shape) != list(self.kind.shape):
