@@ -14,10 +14,10 @@ COUNTERS = {
     "tma": ("smem_bytes.filled",), "dsmem": ("smem_bytes.dsmem",), "atomics": ("atomics",),
     "tmem_read": ("tmem_bytes.load",), "tmem_written": ("tmem_bytes.store",),
 }
-OF_LANES = ("exp", "fma")  # of which the emulator counts instructions of warps, `launches` those of lanes
+_OF_LANES = ("exp", "fma")  # of which the emulator counts instructions of warps, `launches` those of lanes
 # what shared memory is read and written for, operands of MMAs and copies into it left out: each byte has one cause
-CAUSES = ("smem_ds", "smem_dq", "smem_results", "smem_tiles", "smem_words", "smem_column_bytes")
-MOVED = ("load", "store", "tma", "bulk")
+_CAUSES = ("smem_ds", "smem_dq", "smem_results", "smem_tiles", "smem_words", "smem_column_bytes")
+_MOVED = ("load", "store", "tma", "bulk")
 
 
 def differences(implied: Sequence[Launch], counted: Sequence[Mapping[str, float]], *, whole: bool = False) -> list[str]:
@@ -33,10 +33,10 @@ def differences(implied: Sequence[Launch], counted: Sequence[Mapping[str, float]
         rows = {}  # quantity -> executed, surely implied, perhaps so much more
         for quantity, names in COUNTERS.items():
             if quantity != "fma" or whole:
-                executed = sum(counters.get(name, 0) for name in names) * (WARP if quantity in OF_LANES else 1)
+                executed = sum(counters.get(name, 0) for name in names) * (WARP if quantity in _OF_LANES else 1)
                 rows[quantity] = executed, launch.counts[quantity], 0 if whole else launch.sometimes[quantity]
-        moved = sum(counters.get(f"smem_bytes.{kind}", 0) for kind in MOVED) - counters.get("smem_bytes.filled", 0)
-        rows["causes"] = moved, sum(launch.counts[cause] for cause in CAUSES), 0
+        moved = sum(counters.get(f"smem_bytes.{kind}", 0) for kind in _MOVED) - counters.get("smem_bytes.filled", 0)
+        rows["causes"] = moved, sum(launch.counts[cause] for cause in _CAUSES), 0
         found += [f"{launch.kernel}: {quantity} {executed:.0f}, by the IR {sure:.0f}{f' to {sure + more:.0f}' if more else ''}"
                   for quantity, (executed, sure, more) in rows.items() if not sure <= executed <= sure + more]
     return found

@@ -257,7 +257,7 @@ def _load_columns(op, role) -> Counter:
 
 def _role_columns(buffer, role) -> Counter:
     """A row of column values read by all warps of a role."""
-    found = _columns(buffer.shape[2], role.warps, role.layout.rows == warp_tmem.LANES)
+    found = _columns(buffer.shape[2], role.warps, role.layout.whole_rows)
     found["alu"] = found["smem_columns"] // PORT * WARP
     return found
 
@@ -333,11 +333,10 @@ def walk_end(op, role) -> Counter:
 
 
 def address_words(op, warps: int) -> Counter:
-    """Reading the address of tensor memory: each thread of a role that uses it, and of the warp that frees it again."""
-    reads = isinstance(op, warp_tmem.TmemFreeOp)
-    for inner in () if reads else nested_in(op.body.blocks[0]):
-        reads = reads or any(space_of(v.type) == "tmem" for v in inner.operation.operands)
-    size = PORT * warps if reads else 0
+    """Reading the address of tensor memory: each thread of `op`, a role that uses it, or the warp that frees it."""
+    free = isinstance(op, warp_tmem.TmemFreeOp)
+    used = free or any(space_of(v.type) == "tmem" for inner in nested_in(op.body.blocks[0]) for v in inner.operation.operands)
+    size = PORT * warps if used else 0
     return Counter({"smem_read": size, "smem_words": size})
 
 

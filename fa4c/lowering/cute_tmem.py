@@ -205,7 +205,7 @@ class TmemRules:
             else:
                 self.top(f"{target}[{at}] = {dsl_type(written.type.element_type)}({results[0]})")
 
-        stores = [functools.partial(store, written) for written in written_by(op)]
+        stores = [functools.partial(store, written) for written in _written_by(op)]
         with self.unrolled("r", *((0, count, step) if step > 1 else (count,))) as r:
             elements = [r, f"({r} + 1)"][:step]
             texts = {a: [text(value, e) for e in elements] for a, value in zip(arguments, op.inputs, strict=False)}
@@ -324,7 +324,7 @@ class TmemRules:
         self.top(f"{target} = {chains[0]}[0] + {chains[0]}[1]")
 
 
-def written_by(op) -> list:
+def _written_by(op) -> list:
     """What a map writes, in the order in which its region yields."""
     return [op.target, op.beside] if isinstance(op, warp_tmem.TmemMapBothOp) else [op.target]
 

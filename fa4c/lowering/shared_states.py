@@ -1,8 +1,8 @@
 """Which states of a role hold the same numbers: a thread that keeps whole rows has no registers for the slot and phase of each pipe.
 
 States of pipes with as many slots, which advance in the same blocks, once in each, are at one place wherever all have advanced as often.
-In such a block one pair of numbers serves them all if it goes on with the last one, and nobody uses a state again between its own advance
-and that one. Phases may begin differently: they stay so.
+One pair of numbers serves them all: in each block it advances where the last of them does. So nobody may use a state between its own
+advance and that one. Phases may begin differently: they stay so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ..ir import warp
 
 @dataclass
 class _State:
-    """`uses`: numbers of the operations, in order of the text; `advances`: number of a block -> of the operation there."""
+    """`stages`: slots of its pipe. `uses`: numbers of the operations, in order of the text; `advances`: number of a block -> of the
+    operation there. `shares`: whether it may share its numbers at all."""
 
     stages: int
     uses: list[int] = field(default_factory=list)
@@ -34,7 +35,7 @@ def find(block) -> tuple[dict, set]:
         groups.append([value]) if group is None else group.append(value)
     silent = set()
     for group in groups:
-        for _, numbers in _places(states[v] for v in group):
+        for numbers in _advances(states[v] for v in group).values():
             silent.update(operations[n] for n in numbers - {max(numbers)})
     return {value: group[0] for group in groups for value in group}, silent
 
@@ -57,18 +58,18 @@ def _read(block, states, operations, numbers, blocks) -> None:
                 _read(inner, states, operations, numbers, blocks)
 
 
-def _places(group) -> list[tuple[int, set[int]]]:
-    """(block, numbers of the advances there)."""
+def _advances(group) -> dict[int, set[int]]:
+    """Number of a block -> numbers of the group's advances there."""
     found = {}
     for state in group:
         for block, number in state.advances.items():
             found.setdefault(block, set()).add(number)
-    return list(found.items())
+    return found
 
 
 def _fit(group: list[_State]) -> bool:
     first = group[0]
     if any(not s.shares or not s.advances or s.stages != first.stages or s.advances.keys() != first.advances.keys() for s in group):
         return False
-    last = {block: max(numbers) for block, numbers in _places(group)}
+    last = {block: max(numbers) for block, numbers in _advances(group).items()}
     return not any(number < use < last[block] for s in group for block, number in s.advances.items() for use in s.uses)
