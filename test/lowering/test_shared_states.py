@@ -60,7 +60,8 @@ def test_a_state_that_is_used_behind_its_own_advance_keeps_its_numbers(text):
     assert groups(text.replace(role, twice))[1] == 0
 
 
-def test_each_role_reads_the_address_of_tensor_memory(text):
+def test_each_role_reads_the_address_of_tensor_memory():
     """In front of the roles it would be kept through all of them."""
-    common, *roles = re.split(r"# role \w+", main_source())
-    assert "memory = " not in common and [len(re.findall(r"memory\w* = hold\(", role)) for role in roles] == [0, 1, 0, 1, 1]
+    common, *roles = re.split(r"# role (\w+)", main_source())
+    reads = {name: len(re.findall(r"memory\w* = hold\(", body)) for name, body in zip(roles[::2], roles[1::2], strict=True)}
+    assert "memory = " not in common and reads == {"load": 0, "mma": 1, "epilogue": 0, "compute": 1, "reduce": 1}
