@@ -45,6 +45,7 @@ def _is_flat(op) -> bool:
 
 
 def _group(op) -> None:
+    """Of a map's factors the first ones that are made of the same GEMMs, read several values over m x n, and wait for others."""
     factors = _factors(list(op.body.blocks[0].operations)[-1].operation.operands[0])
     made_of = {factor: frozenset().union(*(_gemms(value) for value in _scores_read(op, factor))) for factor in factors}
     for gemms in dict.fromkeys(made_of.values()):
@@ -92,6 +93,7 @@ def _gemms(value) -> frozenset:
 
 
 def _multiply_early(op, early: list, late: list, read: list) -> None:
+    """`early`, made of the values `read` over m x n, become a map behind what they read; that times `late` replaces `op`."""
     block = op.body.blocks[0]
     masked, zero = _masked(op, early, read)
     inputs = [masked.get(value, value) for value in op.inputs]
@@ -118,7 +120,7 @@ def _multiply_early(op, early: list, late: list, read: list) -> None:
 
 
 def _where_hidden(op, factor, masked: dict) -> float | None:
-    """What a factor is where masks hide what it reads; 0 if it reads nothing masked, None if that is not known."""
+    """What a factor is where masks hide what it reads, None if that is not known; 0, which is finite, if it reads nothing masked."""
     block = op.body.blocks[0]
     hidden = {argument: -math.inf for argument, value in zip(block.arguments, op.inputs, strict=False) if value in masked}
     reads = {list(block.arguments)[n] for n in _arguments(op, factor)}

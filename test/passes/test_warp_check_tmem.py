@@ -35,7 +35,8 @@ def test_finds_nothing_where_two_sums_are_corrected():
     """Each has a factor that lanes pass on through shared memory, so the lanes meet twice in a step."""
     p = Program()
     p.qkv()
-    p.arg("q2", "b hq", "m d"), p.arg("k2", "b hkv", "n d")
+    p.arg("q2", "b hq", "m d")
+    p.arg("k2", "b hkv", "n d")
     first, second = (p.output(p.softmax(p.scaled(s))[0]) for s in (p.scores(), p.scores("q2", "k2")))
     p.result("o", p.map([first, second], lambda e, x, y: e.op("sub", x, y)), cast=True)
     text = compile_text(p.text().replace("x8x", "x64x").replace("x6x", "x64x"), "two.mlir", emit="warp", target="sm_100a")
