@@ -246,7 +246,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
                 self.top(f"cute.arch.setmaxregister_{direction}({op.registers.value})")
             outer_top = self.top
             self.declared, self.header, self.views, self.top = {}, Lines(), Lines(), Lines()
-            self.leading, self.silent = shared_states.find(op.body.blocks[0]) if self.layout.rows == 128 else ({}, set())
+            self.leading, self.silent = shared_states.find(op.body.blocks[0]) if self.layout.whole_rows else ({}, set())
             self.block(op.body.blocks[0])
             body, self.top = self.top, outer_top
             inner = op.active.value != count
