@@ -27,6 +27,8 @@ from .registry import register_pass
 _GROUPS = 2  # compute warpgroups of a kernel: 128 rows
 _SPAN = 16  # columns: what warpgroups that share the columns of a sum take are whole spans, padding included
 _USUAL_HALVES = 5  # what `backward_registers` counts: P and dP in f32, one of them in 16 bits
+_USUAL_BESIDE_PRODUCTS = 3  # the same without the product, which lies in tensor memory
+_MOST_READERS = 2  # of a value that is made on the way
 
 
 @register_pass("attn-split-backward")
@@ -74,6 +76,8 @@ def _fewest(function, results, target, fuse: bool, ctas: int) -> list[list]:
     divisions = [[scored]] if fuse and not rest and over_keys * 2 > len(scored) else []
     divisions += [[group for group in by_dim if group], [[t] for t in scored]]
     further = max(0, _score_halves(function) - _USUAL_HALVES)
+    if target.mma.accumulator == "tmem":
+        further = max(further, _score_halves(function, products=False) - _USUAL_BESIDE_PRODUCTS)
     chosen = next((d for d in divisions if all(_fits(group, target, further, ctas) for group in d)), divisions[-1])
     if not scored:
         return [rest]
@@ -81,21 +85,39 @@ def _fewest(function, results, target, fuse: bool, ctas: int) -> list[list]:
     return chosen
 
 
-def _score_halves(function) -> int:
+def _score_halves(function, *, products: bool = True) -> int:
     """The most 16-bit units of an element's values over the scores that are alive at once: a soft cap keeps its tanh to the end
-    where attn-early-factors has not run. What corrections are made of is no matter: they are a kernel of their own."""
+    where attn-early-factors has not run. What corrections are made of is no matter: they are a kernel of their own. Without `products` of
+    GEMMs and what tile-join-maps computes on the way, which take no registers where products lie in tensor memory."""
     operations = [op.operation for op in function.operation.regions[0].blocks[0].operations]
     made = needed(operations, {refined.value for refined in refinements(operations)})
     operations = [op for op in operations if not op.results or made.intersection(op.results)]
     last = {value: k for k, op in enumerate(operations) for value in op.operands}
     halves, most = {}, 0
     for k, op in enumerate(operations):
+        if not products and (op.name == "attn.gemm" or _made_on_the_way(k, operations)):
+            continue
         for value in op.results:
-            if list(value.type.shape) == [ir.ShapedType.get_dynamic_size()] * 2 and value in last:
+            if _is_score(value) and value in last:
                 halves[value] = -(-value.type.element_type.width // 16)
         halves = {value: size for value, size in halves.items() if last[value] > k}
         most = max(most, sum(halves.values()))
     return most
+
+
+def _is_score(value) -> bool:
+    return list(value.type.shape) == [ir.ShapedType.get_dynamic_size()] * 2
+
+
+def _made_on_the_way(k: int, operations: list) -> bool:
+    """Whether tile-join-maps will compute the result of operation `k` along with its readers: they read nothing that is made later, and
+    another value in registers, whose place what they make can take."""
+    op, known = operations[k], {value for earlier in operations[: k + 1] for value in earlier.results}
+    readers = [reader for reader in operations if set(op.results).intersection(reader.operands)]
+    read = {value for reader in readers for value in reader.operands if not isinstance(value.owner, ir.Block)}
+    beside = [value for value in read - set(op.results) if _is_score(value) and value.owner.name != "attn.gemm"]
+    elementwise = op.name == "attn.map" and all(reader.name in ("attn.map", "attn.cast") for reader in readers)
+    return elementwise and bool(beside) and len(readers) <= _MOST_READERS and read <= known
 
 
 def _fits(group, target, further: int, ctas: int) -> bool:

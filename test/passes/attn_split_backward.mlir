@@ -9,6 +9,9 @@
 // RUN: %fa4c compile %examples/causal.mlir --target sm_100a --direction bwd --head-dim 192,128 --emit attn --no-loc | filecheck %s --check-prefix=ONE
 // RUN: %fa4c compile %examples/causal.mlir --target sm_100a --direction bwd --head-dim 192,128 --emit attn --no-loc --set attn-split-backward.ctas=2 | filecheck %s --check-prefix=PAIR
 // RUN: %fa4c compile %examples/causal.mlir --target sm_100a --direction bwd --head-dim 256 --emit attn --no-loc --set attn-split-backward.ctas=2 | filecheck %s --check-prefix=ONE
+// RUN: %fa4c compile %examples/softcap.mlir --target sm_100a --direction bwd --emit attn --no-loc | filecheck %s --check-prefix=CAP
+// RUN: sed 's/"attn.yield"(%%capped)/%%again = math.tanh %%capped : f32 "attn.yield"(%%again)/' %examples/softcap.mlir > %t.twice.mlir
+// RUN: %fa4c compile %t.twice.mlir --target sm_100a --direction bwd --emit attn --no-loc | filecheck %s --check-prefix=TWICE
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk+dw}" 2>&1 | filecheck %s --check-prefix=WRONG
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk}" 2>&1 | filecheck %s --check-prefix=MISSING
 
@@ -33,6 +36,11 @@
 // dV 128, dK 192 and two products of 128 are more than 512 columns; a pair's dQ is half as wide, and dP may lie over half of S. 256: neither.
 // ONE:        func.func @causal_bwd_dq(
 // PAIR:       func.func @causal_bwd_main(
+
+// P of a soft cap is made on the way from t to P (1 - t^2). Of two caps, one on the other, two values wait for dP's factors: in registers
+// that is too much, though no product is among them.
+// CAP:        func.func @softcap_bwd_main(
+// TWICE:      func.func @softcap_bwd_dq(
 
 // SHARED:     attn.kernel = "dq_dslopes", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dk_dv", {{.*}}attn.kernel = "dq_dslopes"
 
