@@ -14,13 +14,17 @@ pairs of CTAs will form the products, of whose dQ each has half (attn-to-tile{al
 the kernels.
 """
 
+import math
 from dataclasses import replace
 
+from ..ir.attn_dims import infer_dims
 from ..ir.attn_signature import attn_functions, function_facts, tensor_attributes
 from ..ir.diagnostics import Diagnostic, nearest, op_diagnostic
 from ..ir.mlir import ir
 from ..targets import of as target_of
+from ._attn_to_tile_regions import constant_result
 from ._attn_to_tile_shape import backward_columns, backward_registers, least_columns, register_budget
+from ._infinities import never
 from ._refinements import needed, refinements
 from .registry import register_pass
 
@@ -93,9 +97,10 @@ def _score_halves(function, *, products: bool = True) -> int:
     made = needed(operations, {refined.value for refined in refinements(operations)})
     operations = [op for op in operations if not op.results or made.intersection(op.results)]
     last = {value: k for k, op in enumerate(operations) for value in op.operands}
+    dims = infer_dims(function, function_facts(function))
     halves, most = {}, 0
     for k, op in enumerate(operations):
-        if not products and (op.name == "attn.gemm" or _made_on_the_way(k, operations)):
+        if not products and (op.name == "attn.gemm" or _made_on_the_way(k, operations, dims)):
             continue
         for value in op.results:
             if _is_score(value) and value in last:
@@ -109,15 +114,33 @@ def _is_score(value) -> bool:
     return list(value.type.shape) == [ir.ShapedType.get_dynamic_size()] * 2
 
 
-def _made_on_the_way(k: int, operations: list) -> bool:
+def _made_on_the_way(k: int, operations: list, dims: dict) -> bool:
     """Whether tile-join-maps will compute the result of operation `k` along with its readers: they read nothing that is made later, and
-    another value in registers, whose place what they make can take."""
+    another value in registers, whose place what they make can take; and no select for rows past the end comes between."""
     op, known = operations[k], {value for earlier in operations[: k + 1] for value in earlier.results}
     readers = [reader for reader in operations if set(op.results).intersection(reader.operands)]
     read = {value for reader in readers for value in reader.operands if not isinstance(value.owner, ir.Block)}
     beside = [value for value in read - set(op.results) if _is_score(value) and value.owner.name != "attn.gemm"]
-    elementwise = op.name == "attn.map" and all(reader.name in ("attn.map", "attn.cast") for reader in readers)
-    return elementwise and bool(beside) and len(readers) <= _MOST_READERS and read <= known
+    if op.name != "attn.map" or not beside or len(readers) > _MOST_READERS or not read <= known:
+        return False
+    return all(reader.name in ("attn.map", "attn.cast") for reader in readers) and _past_the_end(op.results[0], dims) is not None
+
+
+def _past_the_end(value, dims: dict) -> float | None:
+    """What a value is for queries past the end, where CTAs own keys and q and rows are loaded as 0; None where that is not known."""
+    over = dims.get(value, ((), ()))[0]
+    if over == ("m",):
+        return 0.0
+    if isinstance(value.owner, ir.Block) or set(over) != {"m", "n"}:
+        return None
+    operation = value.owner.operation
+    if operation.name == "attn.gemm":
+        return 0.0
+    if operation.name in ("attn.mask", "attn.band_mask"):
+        return -math.inf
+    block, inputs = operation.regions[0].blocks[0], list(operation.operands)
+    known = {argument: _past_the_end(x, dims) for argument, x in zip(block.arguments, inputs, strict=False)}
+    return constant_result(block, known, {argument: never(x) for argument, x in zip(block.arguments, inputs, strict=False)})
 
 
 def _fits(group, target, further: int, ctas: int) -> bool:

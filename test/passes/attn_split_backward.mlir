@@ -12,6 +12,8 @@
 // RUN: %fa4c compile %examples/softcap.mlir --target sm_100a --direction bwd --emit attn --no-loc | filecheck %s --check-prefix=CAP
 // RUN: sed 's/"attn.yield"(%%capped)/%%again = math.tanh %%capped : f32 "attn.yield"(%%again)/' %examples/softcap.mlir > %t.twice.mlir
 // RUN: %fa4c compile %t.twice.mlir --target sm_100a --direction bwd --emit attn --no-loc | filecheck %s --check-prefix=TWICE
+// RUN: sed -e 's/"attn.yield"(%%capped)/%%at = arith.index_cast %%j : index to i32 %%bias = arith.sitofp %%at : i32 to f32 %%sum = arith.addf %%capped, %%bias : f32 "attn.yield"(%%sum)/' -e '/"attn.mask"/,/^  })/d' -e 's/softmax"(%%u)/softmax"(%%t)/' %examples/softcap.mlir > %t.biased.mlir
+// RUN: %fa4c compile %t.biased.mlir --target sm_100a --direction bwd --emit attn --no-loc | filecheck %s --check-prefix=TWICE
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk+dw}" 2>&1 | filecheck %s --check-prefix=WRONG
 // RUN: not %fa4c opt %examples/causal.mlir --pass-pipeline "attn-derive-backward,attn-split-backward{groups=dq,dk}" 2>&1 | filecheck %s --check-prefix=MISSING
 
@@ -38,7 +40,7 @@
 // PAIR:       func.func @causal_bwd_main(
 
 // P of a soft cap is made on the way from t to P (1 - t^2). Of two caps, one on the other, two values wait for dP's factors: in registers
-// that is too much, though no product is among them.
+// that is too much, though no product is among them. Where P depends on the position, too, a select of 0 for queries past the end holds it.
 // CAP:        func.func @softcap_bwd_main(
 // TWICE:      func.func @softcap_bwd_dq(
 
