@@ -96,6 +96,8 @@ def _multiply_early(op, early: list, late: list, read: list) -> None:
     """`early`, made of the values `read` over m x n, become a map behind what they read; that times `late` replaces `op`."""
     block = op.body.blocks[0]
     masked, zero = _masked(op, early, read)
+    if zero is not None:  # first: limits of two factors would be infinite before 0 meets them
+        early = [zero, *(factor for factor in early if factor != zero)]
     inputs = [masked.get(value, value) for value in op.inputs]
     where_hidden = [_where_hidden(op, factor, masked) for factor in early]
 
