@@ -341,6 +341,10 @@ class _Storage:
 
     def columns(self) -> tuple[list[Place], int]:
         """The places in tensor memory that each iteration fills anew, and how many columns there are beside all others."""
+        first = next((value for value in self.body.index if space_of(value.type) == "tmem"), None)
+        if first is not None and not self.target.tmem_columns:
+            raise op_diagnostic(first.owner, f"makes {first.type}", why=f"{self.target.name} has no tensor memory",
+                                fix="compile for a target that has, or use tiles in #tile.reg")
         found, room = [], _columns_there([*self.body.index, *self.body.arguments], self.target)
         for place in dict.fromkeys(self._find(value) for value in self.place if space_of(value.type) == "tmem"):
             values = [value for value in self.place if self._find(value) == place]

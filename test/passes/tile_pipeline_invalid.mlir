@@ -35,3 +35,7 @@ module {
   }
 }) {sym_name = "two_gemms"} : () -> ()
 }
+
+// RUN: sed 's/^!s = \(.*\)reg>/!s = \1tmem<-1>>/' %s | not %fa4c opt - --pass-pipeline "tile-pipeline" 2>&1 | filecheck %s --check-prefix=TMEM
+// TMEM: error: 'tile.mma' makes tensor<128x128xf32, #tile.tmem<-1 : i64>>
+// TMEM-NEXT: note: why: sm_90a has no tensor memory
