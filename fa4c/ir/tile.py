@@ -35,6 +35,7 @@ from .tile_base import (  # noqa: F401
     in_space,
     is_cluster_size,
     is_l2_priority,
+    nested_operations,
     no_stray_attributes,
     schedules_stand_in_loops,
     shape_text,
@@ -63,7 +64,8 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsol
             return False
         if not len(self.body.blocks[0].operations):
             return op_error(self, "has an empty body", why="a kernel that does nothing writes none of its outputs")
-        return no_stray_attributes(self.body) and schedules_stand_in_loops(self.body)
+        operations = nested_operations(self.body)
+        return no_stray_attributes(operations) and schedules_stand_in_loops(operations)
 
 
 class ProgramIdOp(Operation, name="program_id", traits=[ext.Pure]):

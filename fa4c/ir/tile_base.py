@@ -187,18 +187,18 @@ def nested_in(block) -> list:
     return found
 
 
-def no_stray_attributes(region) -> bool:
+def no_stray_attributes(operations: list) -> bool:
     """Upstream operations let any attribute pass; a misspelled one would be dropped silently further down."""
-    for op in nested_operations(region):
+    for op in operations:
         stray = stray_attribute(op)
         if stray is not None:
             return op_error(op, f"has no attribute '{stray[0]}'", fix=stray[1])
     return True
 
 
-def schedules_stand_in_loops(region) -> bool:
+def schedules_stand_in_loops(operations: list) -> bool:
     """Elsewhere operations run once, in text order, and a schedule would be dropped silently."""
-    for op in nested_operations(region):
+    for op in operations:
         if isinstance(op, Scheduled) and op.operation.parent.name != "scf.for":
             for name in ("stage", "order", "after"):
                 if name in op.attributes:

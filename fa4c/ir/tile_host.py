@@ -48,7 +48,8 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
         twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
         if twice is not None:
             return op_error(self, f"describes two tensors of the name '{twice}'", why="callers pass tensors by name")
-        if not any(op.operation.name == "tile.launch" for op in nested_operations(self.body)):
+        operations = nested_operations(self.body)
+        if not any(op.operation.name == "tile.launch" for op in operations):
             return op_error(self, "launches no kernel", why="nothing would write its outputs", fix='add a "tile.launch"')
         roles = {argument: entry["role"].value for argument, entry in zip(arguments, self.tensors, strict=True)}
         written = {argument for argument, entry in zip(arguments, self.tensors, strict=True) if _holds_something(entry)}
@@ -56,7 +57,7 @@ class HostOp(Operation, name="host", traits=[ir.NoTerminatorTrait, ir.IsIsolated
             if not _is_whole_choice(op, roles, written):
                 return False
             written.update(value for value in _given_to_launches(op) if value in roles)
-        return no_stray_attributes(self.body)
+        return no_stray_attributes(operations)
 
 
 def _holds_something(entry) -> bool:

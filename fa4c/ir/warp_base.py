@@ -6,7 +6,7 @@ from typing import Any
 from .base import make_operation_base, optional
 from .diagnostics import op_error
 from .mlir import ext, ir
-from .tile import is_cluster_size, no_stray_attributes, space_of
+from .tile import is_cluster_size, nested_operations, no_stray_attributes, space_of
 
 
 class Warp(ext.Dialect, name="warp"):
@@ -41,7 +41,7 @@ class KernelOp(Operation, name="kernel", traits=[ir.NoTerminatorTrait, ir.IsIsol
     body: ext.Region
 
     def verify_op(self) -> bool:
-        if not has_work(self) or not no_stray_attributes(self.body):
+        if not has_work(self) or not no_stray_attributes(nested_operations(self.body)):
             return False
         if not is_cluster_size(self):
             return False

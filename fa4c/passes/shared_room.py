@@ -29,7 +29,8 @@ def whole(kernel) -> int:
 
 def at_least(kernel) -> int:
     """The same without tiles that only a store reads, as they may lie over others."""
-    return whole(kernel) - sum(_all_copies(op) for op in operations_in(kernel) if isinstance(op, tile.ToSharedOp) and _only_stored(op))
+    kept = [op for op in operations_in(kernel) if not (isinstance(op, tile.ToSharedOp) and _only_stored(op))]
+    return BARRIER_BYTES + sum(map(_all_copies, kept))
 
 
 def follows(op) -> bool:
