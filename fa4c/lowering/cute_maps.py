@@ -11,6 +11,7 @@ import contextlib
 
 from ..ir import tile
 from ..ir.mlir import ir
+from ..ir.tile_base import nested_in
 from ..passes.op_costs import joins_a_sum
 from .scalar_source import dsl_type
 
@@ -162,10 +163,4 @@ def _converted(value):
 
 def uses(block) -> set:
     """All values that the operations of a block take."""
-    used = set()
-    for op in block.operations:
-        used.update(op.operation.operands)
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                used |= uses(inner)
-    return used
+    return {value for op in nested_in(block) for value in op.operation.operands}
