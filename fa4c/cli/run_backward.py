@@ -75,7 +75,7 @@ def check(program: Program, inputs: dict, backward_inputs: dict, outputs: dict) 
     by_result = {result: backward_inputs[name] for name, result in gradients.incoming(program.semantics, program.backward).items()}
     leaving = gradients.outgoing(program.semantics, program.backward)
     found = {argument: outputs[name] for name, argument in leaving.items()}
-    return check.check_gradients(program.semantics, inputs, by_result, found)
+    return check.check_gradients(program.semantics, inputs, by_result, found, backward=program.backward)
 
 
 def of_file(module, path: str, direction: str) -> Program:

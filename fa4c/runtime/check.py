@@ -11,6 +11,11 @@ Gradients are compared with torch.autograd over the forward, in float64 and in t
 one key is P (dP - delta) = 0), so max|ref| counts as at least what one f32 sum leaves of them: eps(f32) sqrt(d) times the largest factors
 (dO, V, K and the scale for dQ). A row also says what the limit is where that floor stands beside `2 eps max|ref|`, not in it: what a kernel
 whose terms are rounded like f32 sums may leave (docs/backward.md, "How it is checked").
+
+Where eager's gradient is 0 in every element and the right one is not, its score function has saturated in 16 bits (1 - tanh(-4)^2) and its
+error, all of the gradient, says nothing of what rounding does. There err_torch is at least the error of the derived backward in float64
+with the casts that it is written with: of a kernel that is exact but for the 16-bit operands of its GEMMs and the O it reads. Such a row
+keeps the limit by eager's error alone beside its own.
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ from .torch_types import TORCH
 @dataclass(frozen=True)
 class Row:
     """One comparison: `err` must not exceed `limit`. `note` says what else is wrong (NaN, infinities). `with_f32` is the limit where f32
-    arithmetic may leave of terms that cancel what one sum does, if that is more than `limit`; else 0."""
+    arithmetic may leave of terms that cancel what one sum does, if that is more than `limit`; else 0. `by_eager`: where eager's
+    gradient is 0 everywhere and the limit is that of 16-bit operands, the limit by eager's error alone; else 0."""
 
     tensor: str
     norm: str
@@ -36,6 +42,7 @@ class Row:
     ok: bool
     note: str = ""
     with_f32: float = 0.0
+    by_eager: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -44,7 +51,8 @@ class Row:
 
     def __str__(self) -> str:
         verdict = "ok" if self.ok else "WRONG"
-        return f"{self.tensor:8s} {self.norm:9s} error {self.err:.3e}  limit {self.limit:.3e}  {verdict}  {self.note}".rstrip()
+        note = self.note or (f"limit of 16-bit operands; {self.by_eager:.3e} by eager, which gives 0 everywhere" if self.by_eager else "")
+        return f"{self.tensor:8s} {self.norm:9s} error {self.err:.3e}  limit {self.limit:.3e}  {verdict}  {note}".rstrip()
 
 
 def check(
@@ -75,16 +83,21 @@ def check_gradients(
     *,
     exact: dict | None = None,
     eager: dict | None = None,
+    backward: dict | None = None,
 ) -> list[Row]:
-    """Rows for each gradient of `found` ({argument: gradient}); `given`: {result: gradient that arrived}; `forward`: its semantics."""
+    """Rows for each gradient of `found` ({argument: gradient}); `given`: {result: gradient that arrived}; `forward`: its semantics;
+    `backward`: the semantics of what gave `found`, if at hand (else eager's error alone counts, where it is saturated too).
+    """
     if exact is None:
         exact, eager = expected_gradients(forward, inputs, given, found)
+    saturated = {name for name in found if backward and exact[name].any() and not eager[name].any()}
+    rounded = gradients.rounded(forward, backward, inputs, given, saturated) if saturated else {}
     rows = []
     for argument in forward["args"]:
         name = argument["name"]
         if name in found:
             eps, least = torch.finfo(TORCH[argument["dtype"]]).eps, cancelled(forward, inputs, given, name)
-            rows += compare_tensor(f"d{name}", found[name], exact[name], eager[name], eps, least)
+            rows += compare_tensor(f"d{name}", found[name], exact[name], eager[name], eps, least, rounded.get(name))
     return rows
 
 
@@ -150,16 +163,19 @@ def lse_values(semantics: dict) -> set[str]:
     return {op["out"][1] for op in semantics["body"] if op["op"] == "softmax" and len(op["out"]) > 1}
 
 
-def compare_tensor(name: str, got, exact, eager, eps: float, least: float = 0.0) -> list[Row]:
-    """The rows 'max' and 'frobenius' of one tensor; `least`: what an element of the reference counts as at least."""
+def compare_tensor(name: str, got, exact, eager, eps: float, least: float = 0.0, rounded=None) -> list[Row]:
+    """The rows 'max' and 'frobenius' of one tensor; `least`: what an element of the reference counts as at least; `rounded`: where eager
+    is saturated, what 16-bit operands give."""
     count = max(got.numel(), 1)
     note, got, exact, eager = _finite_parts(name, got, exact, eager)
     rows = []
     for norm, size, share, elements in (("max", _max, 2 * eps, 1), ("frobenius", torch.linalg.vector_norm, eps / 4, count)):
         err, floor = float(size(got - exact)), least * elements**0.5
-        twice_eager, a = 2 * float(size(eager - exact)), share * max(float(size(exact)), floor)
-        limit = twice_eager + a
-        rows.append(Row(name, norm, err, limit, not note and err <= limit, note, twice_eager + floor if floor > a else 0.0))
+        twice, a, by_eager = 2 * float(size(eager - exact)), share * max(float(size(exact)), floor), 0.0
+        if rounded is not None:
+            by_eager, twice = twice + a, max(twice, 2 * float(size(rounded.double() - exact)))
+        limit, with_f32 = twice + a, twice + floor if floor > a else 0.0
+        rows.append(Row(name, norm, err, limit, not note and err <= limit, note, with_f32, by_eager))
     return rows
 
 

@@ -10,6 +10,7 @@ import concurrent.futures
 
 import torch
 
+from . import reference
 from .errors import InputError, ManifestError
 from .reference import Evaluator, sizes_of
 from .torch_types import TORCH
@@ -50,6 +51,17 @@ def gradients(
                 if found is not None:
                     total[name] += found
     return total
+
+
+def rounded(forward: dict, backward: dict, inputs: dict[str, torch.Tensor], given: dict, wrt) -> dict[str, torch.Tensor]:
+    """{argument: gradient} for `wrt`, of the derived `backward`, float64 but for the casts that both trees are written with: of a kernel of
+    which nothing is inexact but the operands of its GEMMs and the results of the forward that it reads. Other arguments as in `gradients`.
+    """
+    results = reference.evaluate(forward, inputs, casts=True)
+    read = {name: results[name] for name in saved(forward, backward)}
+    arriving = {name: given[result] for name, result in incoming(forward, backward).items()}
+    found = reference.evaluate(backward, {**inputs, **read, **arriving}, casts=True)
+    return {argument: found[name] for name, argument in outgoing(forward, backward).items() if argument in wrt}
 
 
 def _below_autograd() -> bool:

@@ -1,8 +1,9 @@
 """The reference backend: evaluates a manifest's `semantics` in torch, by definition and without tricks.
 
 `evaluate(semantics, inputs, dtype)` computes all in float64 (default) or float32. `eager=True` computes as eager PyTorch would in the
-kernel's dtype: matmuls with results in bf16/fp16, maps and softmax rounded to it; its error sets the tolerance (`check.py`). Work
-goes by chunks of heads of one batch entry, so that at most some `CHUNK` scores are held at a time.
+kernel's dtype: matmuls with results in bf16/fp16, maps and softmax rounded to it; its error sets the tolerance (`check.py`).
+`casts=True` computes in float64 but for the tree's own casts, which round: what a kernel gives of which nothing is inexact but the 16-bit
+operands of its GEMMs. Work goes by chunks of heads of one batch entry, so that at most some `CHUNK` scores are held at a time.
 
 All of it is differentiable by torch.autograd, rows that see nothing included (their gradient is 0): `gradients.py` builds on that.
 """
@@ -22,7 +23,7 @@ CHUNK = 1 << 26  # scores in flight: 512 MiB for each float64 value of the body
 
 
 def evaluate(
-    semantics: dict, inputs: dict[str, torch.Tensor], dtype: torch.dtype = torch.float64, *, eager: bool = False
+    semantics: dict, inputs: dict[str, torch.Tensor], dtype: torch.dtype = torch.float64, *, eager: bool = False, casts: bool = False
 ) -> dict[str, torch.Tensor]:
     """{result: tensor} in memory layout. Floats come in `dtype` (eager: in the result's own dtype).
 
@@ -30,7 +31,7 @@ def evaluate(
     the sum over it. An empty row gives P = 0 and LSE = -inf. Raises `InputError` for shapes that do not fit and `ManifestError` for a
     tree that makes no sense.
     """
-    return Evaluator(semantics, inputs, dtype, eager).run()
+    return Evaluator(semantics, inputs, dtype, eager, casts=casts).run()
 
 
 def result_shapes(semantics: dict, sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
@@ -67,7 +68,7 @@ def _axes_of(names) -> frozenset[str]:
 class Evaluator:
     """One evaluation: `chunks()` gives its parts, `run()` their results put together. `sizes`: where the inputs alone do not give all."""
 
-    def __init__(self, semantics, inputs, dtype=torch.float64, eager=False, sizes=None):
+    def __init__(self, semantics, inputs, dtype=torch.float64, eager=False, sizes=None, casts=False):
         self.s, self.where = semantics, f"semantics of {semantics.get('name', '?')}"
         self.layout = semantics.get("layout", "bshd")
         self.args = {a["name"]: a for a in semantics["args"]}
@@ -77,7 +78,7 @@ class Evaluator:
         self.sizes.setdefault("hkv", self.sizes.get("hq", 1))
         self.sizes.setdefault("hq", self.sizes["hkv"])  # no argument varies over query heads
         self.device = next(iter(inputs.values())).device
-        self.exact = None if eager else dtype
+        self.exact, self.casts = None if eager else dtype, casts
         self.kernel_dtype = TORCH[semantics["args"][0]["dtype"]]
         self.offsets = {dim: inputs[name].tolist() for dim, name in self.packed.items()}
         self.groups = self.sizes["hq"] // max(self.sizes["hkv"], 1)
@@ -252,7 +253,8 @@ class _Chunk:
     def _cast(self, op, where):
         value = self.value(op["in"][0])
         exact = self.o.exact is not None and value.is_floating_point()
-        self.put(op, value if exact else value.to(TORCH[op["dtype"]]), self.dims[op["in"][0]])
+        rounded = value if exact and not self.o.casts else value.to(TORCH[op["dtype"]])
+        self.put(op, rounded.to(self.o.exact) if exact else rounded, self.dims[op["in"][0]])
 
     def _reduce(self, op, where):
         value, dims = self.value(op["in"][0]), list(self.dims[op["in"][0]])

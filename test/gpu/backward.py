@@ -46,7 +46,7 @@ class Problem:
         tree = self.backward.semantics
         by_result = {result: self.arriving[name] for name, result in gradients.incoming(self.forward, tree).items()}
         by_argument = {argument: got[name] for name, argument in gradients.outgoing(self.forward, tree).items()}
-        return check.check_gradients(self.forward, self.given, by_result, by_argument)
+        return check.check_gradients(self.forward, self.given, by_result, by_argument, backward=tree)
 
 
 def _differs(one: dict, two: dict) -> str | None:

@@ -249,6 +249,7 @@ def guarded(artifact, semantics, inputs, rows_of) -> dict:
             notes.append(f"{name}: written outside")
     worst = max(rows, key=lambda r: r.ratio)
     figures = {f"{r.tensor} {r.norm}": [r.err, r.limit, *([r.with_f32] if r.with_f32 else [])] for r in rows}
+    by_eager = max((r.err / r.by_eager for r in rows if r.by_eager), default=0.0)
     return dict(
         ok=all(r.ok for r in rows) and not notes,
         ratio=finite(worst.ratio),
@@ -256,6 +257,7 @@ def guarded(artifact, semantics, inputs, rows_of) -> dict:
         within_f32=not notes and all(r.ok or (not r.note and r.err <= r.with_f32) for r in rows),
         note="; ".join(dict.fromkeys(notes)),
         figures=figures,
+        **({"ratio_by_eager": finite(by_eager)} if by_eager else {}),
     )
 
 
@@ -322,6 +324,10 @@ def report(args, machine, rows) -> int:
     if not args.time:
         left = sum(1 for r in bad if r.get("within_f32"))
         print(f"{len(checked) - len(bad)} passed, {len(bad)} failed; {left} of these within what one f32 sum leaves of terms that cancel")
+        for r in checked:
+            if r.get("ratio_by_eager", 0) > 1 and r["ok"]:
+                ratios = f"ratio {r['ratio']}, by eager's error {r['ratio_by_eager']}"
+                print(f"eager gives 0, limit of 16-bit operands: {r['artifact']} | {r['case']} | {ratios}")
     return 1 if bad or not rows else 0
 
 

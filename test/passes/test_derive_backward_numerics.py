@@ -9,6 +9,7 @@ from attn_autograd import CONTEXT, expected, function_of, make_inputs, tree_of
 from attn_program import Program, attention
 
 from fa4c.ir import interpret_attn
+from fa4c.ir.semantics import from_function
 from fa4c.runtime import check
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -96,6 +97,34 @@ def test_log_sum_exp_far_below_zero(length):
     got, want = in_kernel_dtypes(text, sizes, inputs, {"o": torch.randn(do.shape, dtype=torch.float64)})
     assert worst({"dv": got["dv"]}, {"dv": want["dv"]}) < 2**-6
     assert all(np.isfinite(x).all() for x in got.values())
+
+
+def test_a_soft_cap_where_eager_gives_nothing():
+    """Every score about -120 under a cap of 30: tanh(-4) is -1 in bf16, and eager's gradient 0. Operands of 16 bits miss what its error
+    allows in dQ, where -1360 times a row's sum of dS cancels, by as much as their own roundings are. Three times those are too much."""
+    text, sizes = (EXAMPLES / "softcap.mlir").read_text(), dict(b=1, hq=1, hkv=1, m=64, n=64)
+    tree, inputs = tree_of(text), {name: x * 0.05 for name, x in make_inputs(tree_of(text), sizes).items()}
+    inputs["q"][..., 0], inputs["k"][..., 0], inputs["v"] = 1, -120 * 128**0.5, inputs["v"] * 20
+    inputs = {name: x.bfloat16() for name, x in inputs.items()}
+    do = torch.randn(1, 64, 1, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
+    (_module, forward), (_other, backward) = function_of(text), function_of(text, "attn-derive-backward")
+    with CONTEXT:
+        got = interpret_attn.run(backward, {**inputs, **interpret_attn.run(forward, inputs, "kernel"), "do": do}, "kernel")
+        derived = from_function(backward)
+    found = {name: torch.tensor(got[f"d{name}"]) for name in "qkv"}
+    exact, eager = check.expected_gradients(tree, inputs, {"o": do}, found)
+    assert not eager["q"].any() and exact["q"].any()
+
+    def rows(gradients, backward=derived):
+        return check.check_gradients(tree, inputs, {"o": do}, gradients, exact=exact, eager=eager, backward=backward)
+
+    assert all(row.ok and (row.by_eager > 0) == (row.tensor != "dv") for row in rows(found))
+    missed = [(row.tensor, row.limit) for row in rows(found, None) if not row.ok]
+    assert missed == [("dq", row.by_eager) for row in rows(found)[:2]]
+    thrice = {name: exact[name] + 3 * (x - exact[name]) for name, x in found.items()}
+    assert [row.tensor for row in rows(thrice) if not row.ok and row.by_eager] == ["dq", "dq"]
+    inputs["q"] = inputs["q"] * 0.5  # tanh(-2) is no saturation: eager's error alone counts
+    assert not any(row.by_eager for row in check.check_gradients(tree, inputs, {"o": do}, found, backward=derived))
 
 
 @pytest.mark.parametrize("factor", [0.0, 3.0, 30.0, 1000.0])
