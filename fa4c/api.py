@@ -18,7 +18,7 @@ from .problem import Problem
 from .runtime import arguments, cache, cuda, execute, reference
 from .runtime.artifact import Artifact
 from .runtime.artifact import load as load_artifact
-from .runtime.autograd import Training
+from .runtime.autograd import Training, transforms_active
 from .runtime.errors import BackendError, InputError, InputTypeError, nearest
 from .runtime.manifest import DIRECTIONS, TARGETS
 from .runtime.torch_types import name_of
@@ -85,26 +85,27 @@ def attention(
             q, k, v, captured, return_lse, causal, align, window, softcap, scale, deterministic, variant, backend, target
         )
     try:
-        more = None if captured is None else tuple([(n, x.shape, x.stride(), x.dtype, x.device) for n, x in captured.items()])
+        tensors, more, trained = (q, k, v), None, q.requires_grad or k.requires_grad or v.requires_grad
+        if captured is not None:
+            tensors = (q, k, v, *captured.values())
+            more = tuple([(n, x.shape, x.stride(), x.dtype, x.device) for n, x in captured.items()])
+            trained = trained or any([x.requires_grad for x in tensors[3:]])
+        trained = trained and is_grad_enabled()
         key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, more,
                causal, align, window, softcap, scale, return_lse, variant, backend, target, deterministic,
                _table.get(_BACKEND), _table.get(_TARGET))  # fmt: skip
-        tensors = (q, k, v) if captured is None else (q, k, v, *captured.values())
-        trained = is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad or any([t.requires_grad for t in tensors[3:]])
-        )
         table = _calls.training if trained else _calls.table
         call = table.get(key)
     except (AttributeError, TypeError, RuntimeError):  # no strided tensor, or an unhashable option: `_problem` tells
         key = call = None
-    if call is None or score_mod is not None or mask_mod is not None:
+    if call is None or score_mod is not None or mask_mod is not None or (trained and transforms_active()):
         options = dict(causal=causal, align=align, window=window, softcap=softcap, scale=scale)
         arguments.refuse_functions(score_mod, mask_mod)
         problem, given = _problem(q, k, v, options, variant, captured, backend, target)
         if key is None:  # an unhashable option that is right after all
             tensors = (q, k, v, *(captured or {}).values())
             trained = is_grad_enabled() and any(t.requires_grad for t in tensors)
-        call = training(problem, given, return_lse, deterministic) if trained else _call(problem, given, return_lse)
+        call = training(problem, given, return_lse, deterministic).attached() if trained else _call(problem, given, return_lse)
         if key is not None and (variant is None or isinstance(variant, Artifact)):  # a file may change: it is read again
             _remember(table, key, call)
     return call(*tensors)

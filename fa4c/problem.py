@@ -30,7 +30,7 @@ class Problem:
             names = [t.name for t in self.artifact.program.inputs]
             order = [self.names.index(n) for n in names]
             wanted = execute.wanted_outputs(self.artifact, want, None)
-            run = execute.runner(self.artifact, [given[n] for n in names], wanted, self.device)
+            run = execute.runner(self.artifact, [given[n] for n in names], wanted, self.device).run
             return run, None if order == list(range(len(order))) else order, wanted
 
         def run(values):

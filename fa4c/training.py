@@ -16,7 +16,7 @@ def training(problem: Problem, given: dict, return_lse: bool, deterministic: boo
     o, lse = result_names(problem.semantics, return_lse, optional=True)
     run, order, wanted = problem.runner(given, problem.results)
 
-    def results(tensors):
+    def arranged(tensors):
         tensors = problem.laid_out(tensors) if problem.swap else tensors
         return run(tensors if order is None else [tensors[k] for k in order])
 
@@ -28,80 +28,85 @@ def training(problem: Problem, given: dict, return_lse: bool, deterministic: boo
         return _backward(problem, list(wanted), named, wrt, needed - active, (o, lse), fixed_order)
 
     places = wanted.index(o), None if lse is None else wanted.index(lse)
+    results = arranged if problem.swap or order is not None else run
     return Training(results, len(wanted), *places, problem.swap, return_lse, deterministic, make)
 
 
 def _backward(problem: Problem, results: list[str], of: list[str], wrt: list[str], zero, arriving, deterministic: bool):
     """A function from [*inputs, *results, do, dlse] to the gradients of the inputs, in the caller's layouts: 0 for `zero`, on which nothing
     depends that a gradient arrives for, None where in neither."""
-    semantics = problem.semantics
-    names = [*problem.names, *results]
+    names, count = problem.names, len(problem.names)
+    places = {name: place for place, name in enumerate([*names, *results])}
+    gradients_at = {name: len(places) + k for k, name in enumerate(arriving)}
+    zeroed = [names.index(n) for n in zero]
 
-    def by_reference(values, given):
-        found = gradients.gradients(semantics, {n: values[n].detach() for n in problem.names}, given, wrt)
-        return {n: g.to(values[n].dtype) for n, g in found.items()}
+    def by_reference(tensors):
+        inputs = {n: t.detach() for n, t in zip(names, tensors)}
+        found = gradients.gradients(problem.semantics, inputs, {n: tensors[gradients_at[n]] for n in of}, wrt)
+        return [found[n].to(t.dtype) if n in found else None for n, t in zip(names, tensors)]
 
-    def nothing(values, given):
-        return {}
+    def nothing(tensors):
+        return [None] * count
 
     if wrt:
-        compute = by_reference if problem.backend == "reference" else _backward_kernel(problem, of, wrt, deterministic)
+        by_kernel = problem.backend != "reference"
+        compute = _backward_kernel(problem, places, gradients_at, of, wrt, deterministic) if by_kernel else by_reference
     else:
         compute = nothing
 
     def run(tensors):
-        values = dict(zip(names, [*problem.laid_out(tensors[: len(problem.names)]), *tensors[len(problem.names) : len(names)]]))
-        do, dlse = tensors[len(names) :]
-        if problem.swap and do is not None:
-            do = do.transpose(1, 2)
-        found = compute(values, {n: g for n, g in zip(arriving, (do, dlse)) if g is not None})
-        found |= {n: torch.zeros_like(values[n], memory_format=torch.contiguous_format) for n in zero}
-        return problem.laid_out([found.get(n) for n in problem.names])
+        if problem.swap:
+            *others, do, dlse = tensors[count:]
+            tensors = [*problem.laid_out(tensors[:count]), *others, None if do is None else do.transpose(1, 2), dlse]
+        found = compute(tensors)
+        for k in zeroed:
+            found[k] = torch.zeros_like(tensors[k], memory_format=torch.contiguous_format)
+        return problem.laid_out(found) if problem.swap else found
 
     return run
 
 
-def _backward_kernel(problem: Problem, of: list[str], wrt: list[str], deterministic: bool):
-    """A function from {input or result: tensor}, {result: gradient} to {input: gradient}, by a compiled backward."""
+def _backward_kernel(problem: Problem, places: dict, gradients_at: dict, of: list[str], wrt: list[str], deterministic: bool):
+    """A function from a list of tensors to the gradients of the inputs, by a compiled backward. `places`: where inputs and results are in
+    the list; `gradients_at`: where a result's gradient is, given for those in `of`; of any other result it is 0."""
     artifact = problem.compiled("bwd", _derive(problem.semantics, of, wrt, deterministic))
     tree = artifact.semantics
     gradients.check_given(problem.semantics, tree, dict.fromkeys(of, 1))
-    arriving, leaving = gradients.incoming(problem.semantics, tree), gradients.outgoing(problem.semantics, tree)
-    missing = set(wrt) - set(leaving.values())
+    incoming, outgoing = gradients.incoming(problem.semantics, tree), gradients.outgoing(problem.semantics, tree)
+    missing = set(wrt) - set(outgoing.values())
     if missing:
         raise InputError(
             f"{', '.join(sorted(missing))} requires grad, but this backward gives no gradient for it",
             where=artifact.path,
-            why=f"it was derived for {', '.join(leaving.values())}",
+            why=f"it was derived for {', '.join(outgoing.values())}",
             fix="compile the variant again, or detach that tensor",
         )
     inputs = [t.name for t in artifact.program.inputs]
-    gives = {n: leaving[n] for n in leaving if leaving[n] in wrt}
-    wanted = execute.wanted_outputs(artifact, tuple(gives), None)
+    taken = [gradients_at[incoming[n]] if incoming.get(n) in of else places[incoming.get(n, n)] for n in inputs]
+    absent = [k for k, n in enumerate(inputs) if n in incoming and incoming[n] not in of]
+    wanted = execute.wanted_outputs(artifact, tuple(n for n in outgoing if outgoing[n] in wrt), None)
+    gradient_of = {outgoing[n]: k for k, n in enumerate(wanted) if outgoing.get(n) in wrt}
+    leaving = [gradient_of.get(n) for n in problem.names]
 
-    def compute(values, given):
-        tensors = [_arrived(n, arriving, values, given) for n in inputs]
+    def compute(tensors):
+        given = [tensors[k] for k in taken]
+        for name, tensor in zip(inputs, given):
+            if tensor is None:
+                raise NotYetError(
+                    f"the backward of this variant reads {name} again",
+                    why="a graph of torch.compile keeps o and lse alone",
+                    fix="call fa4c.attention outside of torch.compile (torch.compiler.disable)",
+                )
+        for k in absent:  # in its place is the result itself
+            given[k] = torch.zeros_like(given[k])
         if problem.backend == "cuda":
-            found = zip(wanted, execute.runner(artifact, tensors, wanted, problem.device)(tensors))
+            found = execute.runner(artifact, given, wanted, problem.device).run(given)
         else:
-            found = execute.execute(artifact, dict(zip(inputs, tensors)), backend=problem.backend, want=wanted).items()
-        return {gives[n]: g for n, g in found if n in gives}
+            by_name = execute.execute(artifact, dict(zip(inputs, given)), backend=problem.backend, want=wanted)
+            found = [by_name[n] for n in wanted]
+        return [None if k is None else found[k] for k in leaving]
 
     return compute
-
-
-def _arrived(name, arriving, values, given):
-    """The tensor of one input of a backward; a gradient that it wants and that does not arrive is 0."""
-    if name not in arriving:
-        if values[name] is None:
-            raise NotYetError(
-                f"the backward of this variant reads {name} again",
-                why="a graph of torch.compile keeps o and lse alone",
-                fix="call fa4c.attention outside of torch.compile (torch.compiler.disable)",
-            )
-        return values[name]
-    gradient = given.get(arriving[name])
-    return torch.zeros_like(values[arriving[name]]) if gradient is None else gradient
 
 
 def _derive(semantics, of, wrt, deterministic) -> dict:

@@ -6,6 +6,7 @@ first gradient arrives, for the results that have one and the inputs that need o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -27,8 +28,15 @@ class Training:
         self.results, self.count, self.o, self.lse, self.swap = results, count, o, lse, swap
         self.returns_lse, self.deterministic, self.make, self.made = returns_lse, deterministic, make, {}
 
-    def __call__(self, *tensors):
-        return Attention.apply(self, *tensors)
+    def attached(self) -> Callable:
+        """`call(*tensors)` -> o or (o, lse), attached to the graph. Not for use while `transforms_active()`, where this raises."""
+        if transforms_active():
+            raise NotYetError(
+                "gradients of fa4c.attention inside a transform of torch.func (grad, vjp, vmap) are not supported",
+                why="its backward is a kernel that is launched for autograd, not a function that such a transform could trace",
+                fix="use torch.autograd.grad outside of transforms, or detach the inputs",
+            )
+        return functools.partial(_apply, self)
 
     def arranged(self, o: torch.Tensor, lse: torch.Tensor) -> list:
         """All results as `results` gives them, of which only o and lse are at hand."""
@@ -50,7 +58,7 @@ class Training:
 
 
 class Attention(torch.autograd.Function):
-    """`Attention.apply(training, *tensors)` -> o or (o, lse), attached to the graph."""
+    """`_apply(training, *tensors)` -> o or (o, lse), attached to the graph."""
 
     @staticmethod
     def forward(ctx, training: Training, *tensors):
@@ -75,6 +83,14 @@ class Attention(torch.autograd.Function):
         kept = [g for g in found if g is not None]
         refused = iter(_Once.apply(len(kept), *kept, *saved[: len(needs)], do, dlse))
         return (None, *(None if g is None else next(refused) for g in found))
+
+
+# `Function.apply` but for its Python, an eighth of a call, which serves transforms of torch.func; in these the rest of it fails
+try:
+    transforms_active = torch._C._are_functorch_transforms_active
+    _apply = super(torch.autograd.Function, Attention).apply
+except AttributeError:
+    transforms_active, _apply = (lambda: False), Attention.apply
 
 
 class _Once(torch.autograd.Function):

@@ -1,8 +1,8 @@
 """The cuda backend: loads kernel images and launches them through the driver API (`cuda-bindings`), nothing else.
 
-Images are loaded once a device, cubin first; the PTX is JIT-compiled only where the device is of the artifact's own target. A
-`CudaCall` holds one plan bound to one device and one thread: parameter buffers, launch configurations. Running it writes the addresses
-and launches: no lock, no synchronisation, no allocation of its own.
+Images are loaded once a device, cubin first; the PTX is JIT-compiled only where the device is of the artifact's own target. `bind` gives
+a plan parameter buffers and launch configurations, for one device and one thread. Running its steps writes the addresses and launches: no
+lock, no synchronisation, no allocation of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 
 from . import counters, tensor_map
 from .errors import BackendError
@@ -212,38 +213,29 @@ def make_current(device: int) -> None:
     ask(driver().cuCtxSetCurrent(_context(device)), "make the device's context current")
 
 
-class CudaCall:
-    """One plan, bound to one device, for one thread at a time.
+def bind(artifact, plan: Plan, device: int, places: dict[str, int]) -> list[Callable]:
+    """The plan's steps on one device, for one thread at a time: functions of (addresses, buffers, stream) that write addresses and launch.
 
-    `run(addresses, stream)`: `addresses` maps tensor and workspace names to device addresses; steps go to `stream` (an integer handle).
+    `places`: where a tensor or workspace is in `addresses` and in `buffers` (which only a fill reads); `stream`: an integer handle, torch's
+    current one.
     """
+    make_current(device)
+    return [_bound_step(artifact, step, device, places) for step in plan.steps]
 
-    __slots__ = ("steps", "_keep")
 
-    def __init__(self, artifact, plan: Plan, device: int):
-        make_current(device)
-        self._keep, self.steps = [], []
-        for step in plan.steps:
-            if isinstance(step, Fill):
-                self.steps.append(step)
-            else:
-                function = kernel_function(artifact, step.kernel, device)
-                self.steps.append(_BoundLaunch(artifact.manifest["kernels"][step.kernel], step, function))
-
-    def run(self, addresses: dict[str, int], stream: int, buffers: dict | None = None) -> None:
-        for step in self.steps:
-            if type(step) is _BoundLaunch:
-                step.run(addresses, stream)
-            else:
-                buffers[step.buffer].fill_(step.value)  # torch's current stream is `stream`
+def _bound_step(artifact, step: Launch | Fill, device: int, places: dict[str, int]) -> Callable:
+    if isinstance(step, Fill):
+        place, value = places[step.buffer], step.value
+        return lambda addresses, buffers, stream: buffers[place].fill_(value)
+    return _BoundLaunch(artifact.manifest["kernels"][step.kernel], step, kernel_function(artifact, step.kernel, device), places).run
 
 
 class _BoundLaunch:
-    """A launch with its parameter buffers and configuration; only addresses and the stream change between calls."""
+    """A launch with its parameter buffers and configuration; only addresses (by `places`) and the stream change between calls."""
 
     __slots__ = ("name", "slots", "config", "function", "params", "call", "ok", "stream", "_keep")
 
-    def __init__(self, kernel: dict, launch: Launch, function):
+    def __init__(self, kernel: dict, launch: Launch, function, places: dict[str, int]):
         cu = driver()
         self.name, self.function, self.call, self.ok, self.stream = (
             launch.kernel,
@@ -266,15 +258,15 @@ class _BoundLaunch:
                 data = encode(param.map, 16)
             ctypes.memmove(base + offset, data, len(data))
             if param.tensor is not None:
-                self.slots.append((ctypes.c_uint64.from_address(base + offset), param.tensor))
+                self.slots.append((ctypes.c_uint64.from_address(base + offset), places[param.tensor]))
         array = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
         self.params = ctypes.addressof(array)
         self.config, attributes = _configuration(kernel, launch)
         self._keep = block, array, attributes
 
-    def run(self, addresses: dict[str, int], stream: int) -> None:
-        for slot, name in self.slots:
-            slot.value = addresses[name]
+    def run(self, addresses: list[int], buffers, stream: int) -> None:
+        for slot, place in self.slots:
+            slot.value = addresses[place]
         if stream != self.stream:
             self.config.hStream = driver().CUstream(stream)
             self.stream = stream

@@ -6,8 +6,10 @@ binds it; later calls look it up, write addresses and launch.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -15,7 +17,7 @@ from . import counters, cuda, reference
 from .artifact import Artifact
 from .errors import BackendError, InputError, InputTypeError, nearest
 from .layout import contiguous_strides
-from .plan import Tensor
+from .plan import Fill, Plan, Tensor, Workspace
 from .torch_types import TORCH, name_of
 
 BACKENDS = ("cuda", "emulator", "reference")
@@ -42,7 +44,7 @@ def execute(
     device = tensors[0].device if tensors else torch.device("cpu")
     backend = choose_backend(backend, device)
     if backend == "cuda":
-        values = runner(artifact, tensors, wanted, device)(tensors, outputs)
+        values = runner(artifact, tensors, wanted, device).run(tensors, outputs)
         return dict(zip(wanted, values))
     given = dict(zip((t.name for t in artifact.program.inputs), (t.detach() for t in tensors)))
     sizes = artifact.program.bind({name: tuple(t.shape) for name, t in given.items()})
@@ -193,7 +195,7 @@ def runner(artifact: Artifact, tensors, wanted: tuple[str, ...], device: torch.d
 
 
 class Runner:
-    """Callable: `runner(tensors, outputs=None) -> tuple of the wanted outputs`, for the shapes, strides, dtypes and device it was made for.
+    """`run(tensors, outputs=None)` gives a list of the wanted outputs, for the shapes, strides, dtypes and device it was made for.
 
     Inputs that the kernels cannot read where they lie are copied, each alone: those whose strides say so are known when the runner is
     made, those whose base is no multiple of 16 bytes are seen in each call.
@@ -205,7 +207,6 @@ class Runner:
         self.artifact, self.wanted, self.device, self.index = artifact, wanted, device, device.index
         self.names = [t.name for t in program.inputs]
         self.mapped = [bool(t.maps) for t in program.inputs]
-        self.all_mapped = all(self.mapped)
         self.geometry = {t.name: (tuple(x.shape), tuple(x.stride())) for t, x in zip(program.inputs, tensors)}
         self.sizes = program.bind({name: shape for name, (shape, _) in self.geometry.items()})
         self.empty = is_empty(self.sizes)
@@ -217,47 +218,37 @@ class Runner:
         self.plain = None
         counters.count("plans")
 
-    def __call__(self, tensors, outputs=None):
+    def run(self, tensors, outputs=None):
         if self.empty:
             return self._run_empty(tensors, outputs)
-        if torch.cuda.current_device() != self.index:
+        if _current_device() != self.index:
             with torch.cuda.device(self.index):
-                return self._run(tensors, outputs)
-        return self._run(tensors, outputs)
-
-    def _run(self, tensors, outputs):
-        addresses, low = {}, 0
-        for name, tensor in zip(self.names, tensors):
-            address = addresses[name] = tensor.data_ptr()
+                return self.run(tensors, outputs)
+        addresses, low = [], 0  # of the inputs, then of the results, then of the workspaces
+        for tensor in tensors:
+            address = tensor.data_ptr()
+            addresses.append(address)
             low |= address
-        if not low & 15 and self.plain is not None:
-            bound = self.plain
-        else:
-            bound = self._bind(tensors, addresses)
+        bound = self._bind(tensors, addresses) if low & 15 or self.plain is None else self.plain
         if bound.copied:
             tensors = self._copy(bound.copied, tensors, addresses)
-        results = []
-        for name, shape, dtype in bound.outputs:
-            result = self._given(name, shape, dtype, outputs) if outputs else torch.empty(shape, dtype=dtype, device=self.device)
-            addresses[name] = result.data_ptr()
-            results.append(result)
-        stream = _raw_stream(self.index)
-        buffers = None
+        results = self._given(bound.templates, outputs) if outputs else [*map(torch.empty_like, bound.templates)]
+        for result in results:
+            addresses.append(result.data_ptr())
+        stream, buffers = _raw_stream(self.index), None
         if bound.needs_buffers:
-            buffers = dict(zip(self.wanted, results))
-            for workspace in bound.workspaces:
-                buffer = buffers[workspace.name] = _workspace(self, workspace, stream)
-                addresses[workspace.name] = buffer.data_ptr()
-        bound.call.run(addresses, stream, buffers)
-        if outputs:
-            results = [self._handed_back(name, r, outputs) for name, r in zip(self.wanted, results)]
-        return tuple(results)
+            workspaces = [_workspace(self, workspace, make, stream) for workspace, make in bound.workspaces]
+            addresses += [workspace.data_ptr() for workspace in workspaces]
+            buffers = [*tensors, *results, *workspaces]
+        for step in bound.steps:
+            step(addresses, buffers, stream)
+        return self._handed_back(results, outputs) if outputs else results
 
     def _bind(self, tensors, addresses) -> _Bound:
         """The bound plan for the alignments of these addresses."""
         program = self.artifact.program
         aligned = {("aligned", name, n): self._is_aligned(name, n, tensors, addresses) for name, n in program.alignments}
-        off = frozenset(n for n, mapped in zip(self.names, self.mapped) if mapped and addresses[n] % 16)
+        off = frozenset(n for n, mapped, address in zip(self.names, self.mapped, addresses) if mapped and address % 16)
         key = off, tuple(aligned.values())
         bound = self.bound.get(key)
         if bound is None:
@@ -272,17 +263,17 @@ class Runner:
                         fix="make the innermost dimension a multiple of 16 bytes",
                     )
             plan = program.plan(geometry, self.wanted, cuda.properties(self.index), aligned)
-            bound = self.bound[key] = _Bound(self.artifact, plan, self.index, self.wanted, copied)
+            bound = self.bound[key] = _Bound(self, plan, copied)
             if not off and not program.alignments:
                 self.plain = bound
         return bound
 
     def _is_aligned(self, name, n, tensors, addresses) -> bool:
-        if name in self.copied or name not in addresses:
+        if name in self.copied or name not in self.names:
             return n <= 16
-        tensor = tensors[self.names.index(name)]
-        step = tensor.element_size()
-        return addresses[name] % n == 0 and all(s * step % n == 0 for s, size in zip(tensor.stride(), tensor.shape) if size > 1 and s != 1)
+        place = self.names.index(name)
+        tensor, step = tensors[place], tensors[place].element_size()
+        return addresses[place] % n == 0 and all(s * step % n == 0 for s, size in zip(tensor.stride(), tensor.shape) if size > 1 and s != 1)
 
     def _copy(self, names, tensors, addresses):
         """Copies of the tensors that cannot be read in place; the returned list keeps them alive until the launch."""
@@ -290,45 +281,62 @@ class Runner:
         for k, name in enumerate(self.names):
             if name in names:
                 tensors[k] = tensors[k].detach().clone(memory_format=torch.contiguous_format)
-                addresses[name] = tensors[k].data_ptr()
+                addresses[k] = tensors[k].data_ptr()
                 counters.count("copies")
                 counters.count(f"copies.{name}")
         return tensors
 
-    def _given(self, name, shape, dtype, outputs):
-        given = outputs.get(name)
-        if given is None:
-            return torch.empty(shape, dtype=dtype, device=self.device)
-        if tuple(given.shape) != shape or given.dtype != dtype or given.device != self.device:
-            raise InputError(
-                f"the output {name} is {tuple(given.shape)} {given.dtype} on {given.device}, but must be {shape} {dtype} on {self.device}",
-                where=self.artifact.path,
-            )
-        if given.is_contiguous() and given.data_ptr() % 16 == 0:
-            return given
-        return torch.empty(shape, dtype=dtype, device=self.device)  # copied into `given` after the launch
+    def _given(self, templates, outputs) -> list[torch.Tensor]:
+        """What the kernels write: the caller's tensors where they can."""
+        results = []
+        for name, template in zip(self.wanted, templates):
+            given = outputs.get(name)
+            if given is not None and (given.shape, given.dtype, given.device) != (template.shape, template.dtype, template.device):
+                raise InputError(
+                    f"the output {name} is {tuple(given.shape)} {given.dtype} on {given.device}, but must be {tuple(template.shape)} "
+                    f"{template.dtype} on {template.device}",
+                    where=self.artifact.path,
+                )
+            in_place = given is not None and given.is_contiguous() and given.data_ptr() % 16 == 0
+            results.append(given if in_place else torch.empty_like(template))
+        return results
 
-    @staticmethod
-    def _handed_back(name, result, outputs):
-        given = outputs.get(name)
-        if given is None or given is result:
-            return result
-        return given.copy_(result)
+    def _handed_back(self, results, outputs) -> list[torch.Tensor]:
+        """The caller's tensors where given, written to behind the launch where the kernels could not."""
+        given = [outputs.get(name) for name in self.wanted]
+        return [result if to is None or to is result else to.copy_(result) for to, result in zip(given, results)]
 
     def _run_empty(self, tensors, outputs):
         counters.count("empty")
         values = run_reference(self.artifact.semantics, dict(zip(self.names, (t.detach() for t in tensors))), self.wanted)
-        return tuple(_deliver(values, self.wanted, outputs).values())
+        return [*_deliver(values, self.wanted, outputs).values()]
 
 
 class _Bound:
-    __slots__ = ("call", "outputs", "copied", "workspaces", "needs_buffers")
+    """A plan's steps with what they need: `templates` of the results, `workspaces` with functions that make them, names of the inputs that
+    are `copied`."""
 
-    def __init__(self, artifact, plan, index, wanted, copied):
-        self.call = cuda.CudaCall(artifact, plan, index)
-        self.outputs = [(name, plan.output_shapes[name], TORCH[artifact.program.tensors[name].dtype]) for name in wanted]
-        self.copied, self.workspaces = copied, plan.workspaces
-        self.needs_buffers = bool(plan.workspaces) or any(type(s).__name__ == "Fill" for s in plan.steps)
+    __slots__ = ("steps", "templates", "copied", "workspaces", "needs_buffers")
+
+    def __init__(self, runner: Runner, plan: Plan, copied):
+        names = [*runner.names, *runner.wanted, *(w.name for w in plan.workspaces)]
+        self.steps = cuda.bind(runner.artifact, plan, runner.index, {name: place for place, name in enumerate(names)})
+        dtypes = [TORCH[runner.artifact.program.tensors[name].dtype] for name in runner.wanted]
+        self.templates = [_template(plan.output_shapes[name], dtype, runner.device) for name, dtype in zip(runner.wanted, dtypes)]
+        self.copied, self.workspaces = copied, [(w, _maker(w, runner.device)) for w in plan.workspaces]
+        self.needs_buffers = bool(plan.workspaces) or any(isinstance(s, Fill) for s in plan.steps)
+
+
+def _maker(workspace: Workspace, device: torch.device) -> Callable:
+    like = torch.zeros_like if workspace.init == "zero" else torch.empty_like
+    return functools.partial(like, _template(max(workspace.size, 1), TORCH[workspace.dtype], device))
+
+
+def _template(shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor without memory: `empty_like` of one takes half the time of `empty`, whose arguments are read again in each call."""
+    template = torch.empty(shape, dtype=dtype, device=device)
+    template.untyped_storage().resize_(0)
+    return template
 
 
 def _deliver(values: dict, wanted, outputs) -> dict[str, torch.Tensor]:
@@ -336,23 +344,23 @@ def _deliver(values: dict, wanted, outputs) -> dict[str, torch.Tensor]:
     return {name: outputs[name].copy_(values[name]) if outputs and name in outputs else values[name] for name in wanted}
 
 
-def _workspace(owner: Runner, workspace, stream: int) -> torch.Tensor:
+def _workspace(owner: Runner, workspace: Workspace, make: Callable, stream: int) -> torch.Tensor:
     """A buffer for one call, or this thread's own cached one of (artifact, device, stream).
 
     While a graph is captured even a cached workspace is fresh: its memory must belong to the graph, and a zeroed one must be zeroed
     again on every replay.
     """
-    make = torch.zeros if workspace.init == "zero" else torch.empty
-    dtype = TORCH[workspace.dtype]
     if workspace.lifetime == "call" or torch.cuda.is_current_stream_capturing():
-        return make(max(workspace.size, 1), dtype=dtype, device=owner.device)
+        return make()
     cached = _local.__dict__.setdefault("workspaces", {})
     key = owner.artifact.digest, workspace.name, owner.index, stream
     if key not in cached or cached[key].numel() < workspace.size:
-        cached[key] = make(max(workspace.size, 1), dtype=dtype, device=owner.device)
+        cached[key] = make()
     return cached[key]
 
 
+# `torch.cuda.current_device` sees to it that CUDA is initialised, in Python; this does so by itself
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 try:
     _raw_stream = torch._C._cuda_getCurrentRawStream  # the stream's handle without building a Stream object
 except AttributeError:  # a torch without CUDA, or without this shortcut

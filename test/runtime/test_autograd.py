@@ -210,10 +210,10 @@ def test_gradcheck(options):
     tensors = [torch.randn(1, s, h, x, dtype=torch.float64) for s, h, x in ((4, 2, 4), (5, 1, 4), (5, 1, 3))]
     tensors += [torch.rand(2, dtype=torch.float64)] if "captures" in options else []
     problem = Problem(tree, None, names, "reference", torch.device("cpu"), None)
-    trained = training(problem, dict(zip(names, problem.laid_out(tensors))), True, False)
+    trained = training(problem, dict(zip(names, problem.laid_out(tensors))), True, False).attached()
     # results come in the tree's dtypes: LSE must be f64 as well
     tree["results"][1]["dtype"] = "f64"
-    assert torch.autograd.gradcheck(lambda *t: trained(*t), [t.requires_grad_() for t in tensors])
+    assert torch.autograd.gradcheck(trained, [t.requires_grad_() for t in tensors])
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------------------------------
@@ -230,6 +230,13 @@ def test_a_second_differentiation_is_refused_and_the_first_is_right(compiler, ba
     with pytest.raises(NotYetError, match="gradients of fa4c.attention's gradients are not supported") as caught:
         found[0].float().sum().backward()
     assert caught.value.fix
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, lambda f: torch.func.vjp(f, qkv()[0])])
+def test_a_transform_of_torch_func_is_refused(compiler, transform):
+    q, k, v = qkv()
+    with pytest.raises(NotYetError, match="inside a transform of torch.func"):
+        transform(lambda q: fa4c.attention(q, k, v, causal=True, backend="reference").float().sum())(q)
 
 
 def test_artifacts(compiler, tmp_path):

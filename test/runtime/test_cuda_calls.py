@@ -4,13 +4,26 @@ CPU tensors stand for CUDA tensors (their addresses are real); launches go to a 
 """
 
 import ctypes
+import sys
 import threading
 import types
 
 import pytest
 import torch
-from runtime_samples import BACKWARD_MEMBERS, CAUSAL, MEMBERS, SLOPES, attention_tree, backward_manifest, manifest
+from runtime_samples import (
+    ALIBI_SCORE,
+    BACKWARD_MEMBERS,
+    CAUSAL,
+    MEMBERS,
+    SLOPES,
+    attention_tree,
+    backward_manifest,
+    both_manifest,
+    manifest,
+)
 
+import fa4c
+from fa4c import api
 from fa4c.runtime import artifact, counters, cuda, execute, tensor_map
 from fa4c.runtime.errors import BackendError, InputError
 
@@ -81,7 +94,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(cuda, "encode", tensor_map.encode)
     monkeypatch.setattr(cuda, "_modules", {})
     monkeypatch.setattr(cuda, "_kernels", {})
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(execute, "_current_device", lambda: DEVICE.index)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(execute, "_raw_stream", lambda index: fake.stream)
     monkeypatch.setattr(execute, "_local", threading.local())
@@ -108,7 +121,7 @@ def call(a, tensors, wanted=("o", "lse"), outputs=None):
     cuda.driver().sizes = {k["entry"]: [widths[p["kind"]] for p in k["params"]] for k in a.manifest["kernels"].values()}
     runner = execute.runner(a, tensors, wanted, DEVICE)
     runner.device = CPU
-    return dict(zip(wanted, runner(tensors, outputs)))
+    return dict(zip(wanted, runner.run(tensors, outputs)))
 
 
 def addresses(data):
@@ -314,19 +327,51 @@ def test_captured_pointer_tensors(driver):
     assert addresses(driver.launched[-1][2])[9] == slopes.data_ptr() and counters.stats()["copies"] == 1
 
 
-def test_host_time_is_small(driver):
-    """A bound call's Python stays far below the goal of 20 us with no driver in it; the GPU suite measures the real thing."""
-    import time
+@pytest.fixture
+def functions(driver, monkeypatch):
+    """Names of our Python functions, and the number of torch's, that a warm call runs; CPU tensors take the way of CUDA tensors."""
+    monkeypatch.setattr(execute, "choose_backend", lambda backend, device: "cuda")
+    monkeypatch.setattr(execute, "_current_device", lambda: CPU.index)
+    monkeypatch.setattr(FakeDriver, "cuLaunchKernelEx", lambda self, *a: (SUCCESS,))
+    monkeypatch.setattr(api, "_calls", api._Calls())
 
-    a, tensors = make(), qkv(b=1, m=8, n=8, hq=1, hkv=1)
-    call(a, tensors, ("o",))
-    runner = execute.runner(a, tensors, ("o",), DEVICE)
-    best = 1e9
-    for _ in range(200):
-        start = time.perf_counter()
-        runner(tensors)
-        best = min(best, time.perf_counter() - start)
-    assert best < 100e-6
+    def of(call, *args, **options):
+        for _ in range(2):
+            call(*args, **options)
+        ours, of_torch = [], []
+
+        def note(frame, event, argument):
+            name = frame.f_globals["__name__"]
+            if event == "call" and name.startswith(("fa4c", "torch")):
+                (ours if name.startswith("fa4c") else of_torch).append(frame.f_code.co_name)
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            call(*args, **options)
+        finally:
+            sys.setprofile(before)
+        return ours, len(of_torch)
+
+    return of
+
+
+def test_host_time_is_that_of_few_functions(functions):
+    """No time is measured: what is counted are Python's functions. The GPU suite measures the real thing."""
+    both = artifact.build(*both_manifest())
+    alibi = artifact.build(manifest(attention_tree(score=ALIBI_SCORE, captures=[SLOPES])), MEMBERS)
+    plain, leaves = qkv(), [t.requires_grad_() for t in qkv()]
+    captured = {"slopes": torch.ones(4)}
+    comprehensions = ["<listcomp>"] if sys.version_info < (3, 12) else []  # those of later ones are no functions
+    for tensors, variant, more, wanted, of_torch in (
+        (plain, both, {}, ["attention", "__call__", "run", "run"], 2),  # is_compiling
+        (plain, alibi, {"captured": captured}, ["attention", *2 * comprehensions, "__call__", "run", "run"], 2),
+        (leaves, both, {}, ["attention", "forward", "run", "run"], 4),  # and two methods of autograd's context
+        (leaves, both, {"deterministic": True, "return_lse": True}, ["attention", "forward", "run", "run"], 4),
+        (leaves, alibi, {"captured": captured}, ["attention", *comprehensions, "forward", "run", "run"], 4),
+    ):
+        ours, others = functions(fa4c.attention, *tensors, variant=variant, **more)
+        assert ours == wanted and others <= of_torch, (variant.name, more)
 
 
 # -- a backward ----------------------------------------------------------------------------------------------------------------------------
@@ -337,7 +382,7 @@ def backward_call(a, tensors, wanted=("dq", "dk", "dv"), outputs=None):
     cuda.driver().sizes = {k["entry"]: [widths[p["kind"]] for p in k["params"]] for k in a.manifest["kernels"].values()}
     runner = execute.runner(a, tensors, wanted, DEVICE)
     runner.device = CPU
-    return dict(zip(wanted, runner(tensors, outputs)))
+    return dict(zip(wanted, runner.run(tensors, outputs)))
 
 
 def backward_tensors(m=21, do=None):
@@ -362,7 +407,7 @@ def test_a_backward_launches_in_order_and_shares_a_workspace(driver):
     assert first["delta"] == second["delta"] not in (0, *(t.data_ptr() for t in tensors))
     assert [second[n] for n in ("dq", "dk", "dv")] == [out[n].data_ptr() for n in ("dq", "dk", "dv")]
     plan = next(iter(next(iter(execute._local.runners.values())).bound.values()))
-    assert [(w.name, w.size) for w in plan.workspaces] == [("delta", 2 * 4 * 24)]  # rows of 21 padded to 24
+    assert [(w.name, w.size) for w, _ in plan.workspaces] == [("delta", 2 * 4 * 24)]  # rows of 21 padded to 24
 
 
 @pytest.mark.parametrize(
@@ -417,3 +462,12 @@ def test_threads_of_autograd_have_their_own_parameters(driver):
     assert len({i for k, i in driver.loaded if k == "current"}) == 2
     one, two = (named(a, driver.launched[k], "pre") for k in (0, 2))
     assert one["do"] == two["do"]
+
+
+def test_a_warm_backward_is_few_functions(functions):
+    tensors = [t.requires_grad_() for t in qkv()]
+    o = fa4c.attention(*tensors, variant=artifact.build(*both_manifest()))
+    do = torch.ones_like(o)
+    ours, _ = functions(torch.autograd.grad, o, tensors, do, retain_graph=True)
+    own = [name for name in ours if name != "<listcomp>"]
+    assert own == ["backward", "backward", "run", "compute", "runner", "run", "_workspace", "run", "run"]

@@ -147,9 +147,10 @@ def run_kernel(folder, case, arrays):
         else:
             dtype, dims, strides, box, swizzle = rest
             params.append(plan.Param(bytes(128), value, tensor_map.MapSpec(dtype, tuple(dims), tuple(strides), tuple(box), swizzle)))
-    bound = cuda._BoundLaunch(kernel, plan.Launch(case["entry"], tuple(case["grid"]), tuple(params)), function)
+    launch = plan.Launch(case["entry"], tuple(case["grid"]), tuple(params))
+    bound = cuda._BoundLaunch(kernel, launch, function, {b: k for k, b in enumerate(held)})
     torch.cuda.synchronize()
-    bound.run({b: t.data_ptr() for b, t in held.items()}, torch.cuda.current_stream().cuda_stream)
+    bound.run([t.data_ptr() for t in held.values()], None, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     like = {b: arrays[f"{case['name']}/{b}/in"] for b in case["outputs"]}
     return {b: held[b].cpu().numpy().view(a.dtype).reshape(a.shape) for b, a in like.items()}
