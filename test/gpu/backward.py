@@ -1,14 +1,13 @@
 """Gradients on the GPU: cases against autograd, and what their numbers do not show. Of artifacts of direction both (or bwd).
 
-Each check returns None if all is well, else a sentence that says what is not; `*_time` return microseconds.
+Each check returns None if all is well, else a sentence that says what is not; `*_time` return what `host_times.measure` does.
 """
 
 from __future__ import annotations
 
-import statistics
 import threading
-import time
 
+import host_times
 import torch
 from cases import BACKEND, DEVICE, Case, gradient_of, inputs_of
 
@@ -279,38 +278,24 @@ def workspaces(artifact) -> str | None:
     return None
 
 
-def autograd_forward_time(artifact) -> float:
-    """Median microseconds of one `fa4c.attention` call whose inputs require grad, shapes known, queue never full."""
+def autograd_forward_time(artifact) -> dict:
+    """Of one `fa4c.attention` call whose inputs require grad."""
     problem = Problem(artifact, Case("host", 1, 1, 1, 128, 128))
     leaves = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in problem.given.items()}
     import fa4c
 
     captured = {n: t for n, t in leaves.items() if n not in ("q", "k", "v")} or None
     q, k, v = (leaves[n] for n in "qkv")
-    return _host_time(lambda: fa4c.attention(q, k, v, variant=artifact, captured=captured, backend="cuda"))
+    return host_times.measure(lambda: fa4c.attention(q, k, v, variant=artifact, captured=captured, backend=BACKEND))
 
 
-def autograd_backward_time(artifact) -> float:
-    """The same of one backward, autograd's own work included."""
+def autograd_backward_time(artifact) -> dict:
+    """Of one backward, autograd's own work included."""
     problem = Problem(artifact, Case("host", 1, 1, 1, 128, 128))
     o, leaves = _attention(artifact, problem)
     do = torch.ones_like(o)
     wrt = [leaves[n] for n in "qkv"]
-    return _host_time(lambda: torch.autograd.grad(o, wrt, do, retain_graph=True))
-
-
-def _host_time(call) -> float:
-    for _ in range(100):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for i in range(2000):
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e6)
-        if i % 100 == 99:
-            torch.cuda.synchronize()
-    return statistics.median(times)
+    return host_times.measure(lambda: torch.autograd.grad(o, wrt, do, retain_graph=True))
 
 
 CHECKS = [bitwise, dirty_workspaces, copied_gradients, workspaces]

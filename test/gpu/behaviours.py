@@ -1,14 +1,13 @@
 """What a kernel's numbers do not show: graphs, threads, streams, repeated runs, copies, host time, PTX by JIT, descriptors by the driver.
 
-Each function returns None if all is well, else a sentence that says what is not; `host_time` returns a number.
+Each function returns None if all is well, else a sentence that says what is not; `host_time` returns what `host_times.measure` does.
 """
 
 from __future__ import annotations
 
-import statistics
 import threading
-import time
 
+import host_times
 import torch
 from cases import BACKEND, Case, inputs_of
 
@@ -171,26 +170,15 @@ def descriptors(artifact) -> str | None:
     return None
 
 
-def host_time(artifact, fn=None) -> float:
-    """Median microseconds of one `fa4c.attention` call with known shapes, queue never full."""
+def host_time(artifact) -> dict:
+    """Of one `fa4c.attention` call."""
     import fa4c
 
     inputs = inputs_of(Case("host", 1, 1, 1, 128, 128), artifact.semantics)
     q, k, v, *captured = inputs.values()
     extra = {n: t for n, t in inputs.items() if n not in ("q", "k", "v")} or None
     with torch.no_grad():
-        call = fn or (lambda: fa4c.attention(q, k, v, variant=artifact, captured=extra, backend="cuda"))
-        for _ in range(100):
-            call()
-        torch.cuda.synchronize()
-        times = []
-        for i in range(2000):
-            start = time.perf_counter()
-            call()
-            times.append((time.perf_counter() - start) * 1e6)
-            if i % 200 == 199:
-                torch.cuda.synchronize()
-    return statistics.median(times)
+        return host_times.measure(lambda: fa4c.attention(q, k, v, variant=artifact, captured=extra, backend=BACKEND))
 
 
 CHECKS = [repeats, graph, threads, streams, no_synchronisation, copies, jit, descriptors]

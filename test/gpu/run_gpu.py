@@ -188,7 +188,7 @@ def checks(artifact, chosen, start, seed):
     for measure in (behaviours.host_time,) if forward else backward.HOST_TIMES:
         if chosen.alone and chosen(measure.__name__) and (forward or artifact.direction == "both"):
             start(measure.__name__)
-            yield dict(kind="host", case=measure.__name__, us=round(measure(artifact), 2))
+            yield dict(kind="host", case=measure.__name__, **measure(artifact))
 
 
 class Chosen:
@@ -332,13 +332,13 @@ def report(args, machine, rows) -> int:
 
 
 def table(rows) -> None:
-    """One line an artifact: cases passed, the worst ratio and where, failed checks, host time."""
-    print(f"{'artifact':40s} {'passed':>9s} {'worst':>7s}  where{'':28s} host us  failed")
+    """One line an artifact: cases passed, the worst ratio and where, failed checks, host time beside that of a piece of pure Python."""
+    print(f"{'artifact':40s} {'passed':>9s} {'worst':>7s}  where{'':28s} host us/pure Python  failed")
     for name in dict.fromkeys(r["artifact"] for r in rows):
         mine = [r for r in rows if r["artifact"] == name and r["kind"] == "check"]
         ratios = [r for r in mine if r.get("ratio") is not None]
         worst = max(ratios, key=lambda r: r["ratio"], default=None)
-        host = " ".join(str(r["us"]) for r in rows if r["artifact"] == name and r["kind"] == "host")
+        host = " ".join(f"{r['us']}/{r['python_us']}" for r in rows if r["artifact"] == name and r["kind"] == "host")
         failed = [r["case"] for r in mine if not r["ok"]]
         where = f"{worst['case']}: {worst['worst']}" if worst else "-"
         passed, ratio = f"{len(mine) - len(failed):4d}/{len(mine):<4d}", worst["ratio"] if worst else float("nan")

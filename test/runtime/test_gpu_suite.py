@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -29,12 +30,12 @@ SUITE = pathlib.Path(__file__).resolve().parent.parent / "gpu"
 def suite(monkeypatch):
     monkeypatch.setenv("FA4C_SUITE_DEVICE", "cpu")
     monkeypatch.syspath_prepend(str(SUITE))
-    for name in ("cases", "run_gpu", "behaviours", "backward", "timing"):
+    for name in ("cases", "run_gpu", "behaviours", "backward", "timing", "host_times"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import run_gpu
 
     yield run_gpu
-    for name in ("cases", "run_gpu", "behaviours", "backward", "timing"):
+    for name in ("cases", "run_gpu", "behaviours", "backward", "timing", "host_times"):
         sys.modules.pop(name, None)
 
 
@@ -211,6 +212,31 @@ def test_the_suites_checks_run_on_the_cpu(suite, monkeypatch):
     assert "1 of 4 runs differ" in backward.bitwise(a)
     monkeypatch.setattr(backward, "adds_in_any_order", lambda a: True)
     assert "shows nothing" in backward.bitwise(a)
+
+
+def test_host_times_tell_of_a_slow_machine(suite, monkeypatch):
+    """By a clock of its own: a machine that is slow for two thirds of the time takes 60 us for 30, and 20 for 10 of pure Python."""
+    import backward
+    import host_times
+
+    clock, done = [0.0], []
+    monkeypatch.setattr(host_times, "WARM", 1)
+    monkeypatch.setattr(host_times, "BLOCKS", 9)
+    monkeypatch.setattr(host_times, "CALLS", 3)
+    monkeypatch.setattr(host_times, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def taking(calm):
+        def call():
+            done.append(calm)
+            slow = len(done) > 1 + 2 * 3 * 3  # behind the warm call and three blocks of each
+            clock[0] += calm * (2e-6 if slow else 1e-6)
+
+        return call
+
+    monkeypatch.setattr(host_times, "pure_python", taking(10))
+    assert host_times.measure(taking(30)) == {"us": 60, "us_least": 30, "python_us": 20, "python_us_least": 10}
+    for measured in backward.HOST_TIMES:
+        assert set(measured(artifact.build(*both_manifest()))) == {"us", "us_least", "python_us", "python_us_least"}
 
 
 def test_a_measured_group_of_gradients_is_compared(suite, monkeypatch):
