@@ -276,6 +276,13 @@ class YieldOp(Operation, name="yield", traits=[ext.Pure, ir.IsTerminatorTrait]):
 
     def verify_op(self) -> bool:
         parent = self.operation.parent
-        return (parent is not None and parent.name in ("attn.map", "attn.scatter", "attn.mask", "attn.band_mask")) or op_error(
-            self, "stands outside any region of attn.map, attn.scatter, attn.mask or attn.band_mask"
+        if parent is not None and parent.name in ("attn.map", "attn.scatter", "attn.mask", "attn.band_mask"):
+            return True
+        if parent is not None and not self.operation.context.is_registered_operation(parent.name):
+            return True  # a misspelt attn.map: MLIR refuses it by its name, but only once its region has verified
+        return op_error(
+            self,
+            "stands outside any region of attn.map, attn.scatter, attn.mask or attn.band_mask",
+            why="it gives such a region's value",
+            fix="end an scf.if with scf.yield, a function with return",
         )

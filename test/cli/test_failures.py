@@ -164,6 +164,8 @@ def test_an_unknown_target_is_wrong_usage(fa4c, examples, command):
 
 @pytest.mark.parametrize(("right", "wrong", "says"), [
     ("attn.softmax", "attn.sofmax", "note: fix: did you mean 'attn.softmax'?"),
+    ('"attn.map"', '"attn.mapp"', "{path}:8:8: error: unregistered operation 'attn.mapp' found in dialect ('attn') that does not allow "
+     "unknown operations\nnote: fix: did you mean 'attn.map'?"),  # MLIR verifies its yield first
     ("math.tanh", "math.tahn", "note: fix: did you mean 'math.tanh'?"),  # nearest of all is math.tan, which means nothing here
     ('"attn.softmax"', "attn.softmax", "{path}:24:14: error: 'attn.softmax' stands here without quotes\nnote: why: "),  # MLIR says nothing
     ("sle, %j", "slle, %j", "[eq, ne, slt, "),
