@@ -37,6 +37,7 @@ def parse_module(text: str, filename: str = "-", context: ir.Context | None = No
             module = _parse(text, filename, context)
         except ir.MLIRError as error:
             if error.error_diagnostics:
+                error.text = text  # of which `from_mlir_error` shows what the parser met
                 raise
             raise _without_quotes(text, filename) from error
         value_names.attach(module, text)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Callable, Iterable
 
 
@@ -95,41 +94,26 @@ def format_where(where: object) -> str:
     return text
 
 
-_DIALECTS = ("attn", "tile", "warp", "func", "arith", "math", "scf")
+def format_mlir(diagnostic, severity: str = "error", text: str = "") -> str:
+    """One MLIR diagnostic with its notes; `text`: what was parsed, if any. MLIR's own "see current operation" note is left out: it is the
+    op in generic form with all that is nested in it, often hundreds of lines, and the location says the same."""
+    from .mlir_errors import explained
 
-
-def format_mlir(diagnostic, severity: str = "error") -> str:
-    """One MLIR diagnostic with its notes. MLIR's own "see current operation" note is left out: it is the op in
-    generic form with all that is nested in it, often hundreds of lines, and the location says the same."""
-    what, place = diagnostic.message, format_where(diagnostic.location)
-    lines = [f"{place}: {severity}: {message(what, fix=_known_operation(what))}"]
-    for note in diagnostic.notes:
+    place = format_where(diagnostic.location)
+    found = re.search(r":(\d+):(\d+)$", place)
+    said = explained(diagnostic.message, text, *(map(int, found.groups()) if found else (0, 0)))
+    lines = [f"{place}: {severity}: {message(said.what, said.why, said.fix)}"]
+    for note in diagnostic.notes if said.notes else ():
         if not note.message.startswith("see current operation"):
             where = format_where(note.location)
             lines.append(f"note: {note.message}" if where == place else f"note: {where}: {note.message}")
     return "\n".join(lines)
 
 
-def _known_operation(what: str) -> str:
-    """What the parser's message on an operation that does not exist should have meant."""
-    if "unregistered dialect" in what:
-        return f"the name before an operation's dot is one of {', '.join(_DIALECTS)}"
-    found = re.match(r"unregistered operation '((\w+)\.[\w.]+)'|custom op '((\w+)\.[\w.]+)' is unknown", what)
-    if found is None:
-        return ""
-    name, dialect = (group for group in found.groups() if group)
-    dialects = {name.rpartition(".")[2]: module for name, module in sys.modules.items() if re.search(r"\.dialects\.[a-z]\w*$", name)}
-    operations = vars(dialects[dialect]).values() if dialect in dialects else ()
-    names = {op.OPERATION_NAME for op in operations if hasattr(op, "OPERATION_NAME")}
-    from .scalar import KNOWN
-
-    names = names & KNOWN or names  # of arith and math, what has a meaning here
-    return nearest(name, names) if names else nearest(dialect, _DIALECTS)
-
-
 def from_mlir_error(error) -> str:
-    """The text of an `ir.MLIRError`: its diagnostics one by one, each in the contract's form."""
-    return "\n".join(format_mlir(d) for d in error.error_diagnostics) or f"fa4c: error: {error}"
+    """The text of an `ir.MLIRError`: its diagnostics one by one, each in the contract's form. `parse_module` puts the text on it."""
+    text = getattr(error, "text", "")
+    return "\n".join(format_mlir(d, text=text) for d in error.error_diagnostics) or f"fa4c: error: {error}"
 
 
 class Collector:
