@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         more = run_backward.arriving(program, sizes, args.seed, given, device)
         more |= run_backward.stored(program, inputs, outputs, given)
         backend, found = _execute(args, program.backward_artifact, program.backward, {**inputs, **more})
-        outputs |= found
+        outputs |= run_backward.by_argument(program, found)
         if args.check:
             progress("comparing with autograd in float64")
             rows += run_backward.check(program, inputs, more, found)

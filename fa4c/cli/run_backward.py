@@ -69,6 +69,14 @@ def stored(program: Program, inputs: dict, outputs: dict, given: dict) -> dict:
     return {name: (given if name in given else outputs if name in outputs else found)[name].to(device) for name in names}
 
 
+def by_argument(program: Program, outputs: dict) -> dict:
+    """Gradients in the order of the forward's arguments; which kernel gives which first is the target's affair."""
+    from ..runtime import gradients
+
+    arguments, leaving = [spec["name"] for spec in program.semantics["args"]], gradients.outgoing(program.semantics, program.backward)
+    return {name: outputs[name] for name in sorted(outputs, key=lambda name: arguments.index(leaving[name]))}
+
+
 def check(program: Program, inputs: dict, backward_inputs: dict, outputs: dict) -> list:
     from ..runtime import check, gradients
 

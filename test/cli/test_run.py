@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -116,14 +117,17 @@ def test_out_of_tolerance_is_exit_status_1(fa4c_cli, artifact, root, tmp_path):
 
 @pytest.fixture
 def both(tmp_path, root, monkeypatch):
-    """Paths of artifacts of both directions and of the backward alone, not compiled."""
+    """Paths of artifacts of both directions and of the backward alone, not compiled. Gradients are in another order than arguments."""
     monkeypatch.setattr(sys, "path", [str(root / "test" / "runtime"), *sys.path])
     from runtime_samples import BACKWARD_MEMBERS, backward_manifest, both_manifest
 
     from fa4c.runtime.artifact import write
 
-    write(tmp_path / "both.fa4c", *both_manifest())
-    write(tmp_path / "bwd.fa4c", backward_manifest(), BACKWARD_MEMBERS)
+    pair, alone = both_manifest(), backward_manifest()
+    for manifest in (pair[0]["backward"], alone):
+        manifest["tensors"].reverse()
+    write(tmp_path / "both.fa4c", *pair)
+    write(tmp_path / "bwd.fa4c", alone, BACKWARD_MEMBERS)
     return tmp_path
 
 
@@ -161,6 +165,7 @@ def test_artifacts_run_in_their_directions(both, without):
     assert (s1, s2, s3, s4, s5) == (0, 0, 0, 0, 2), done.stdout + done.stderr
     assert first.startswith("sample, both, on reference") and "dv       frobenius" in first and "lse      lse" in first
     assert "dv       frobenius" in backward and "lse      lse" not in backward and backward == only
+    assert re.findall(r"^(d\w) +bf16", backward, re.MULTILINE) == ["dq", "dk", "dv"]  # of the arguments, not that of the kernels
     assert "dv       frobenius" not in forward
     assert "--direction both does not apply" in message and "compiled with --direction bwd" in message
 
