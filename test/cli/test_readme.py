@@ -3,6 +3,8 @@
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -29,6 +31,20 @@ def test_the_variant_and_the_python_example(blocks, tmp_path, monkeypatch, capsy
     names = {}
     exec(texts["python"], names)
     assert names["o"].shape == (1, 200, 4, 128) and all(names[t].grad.isfinite().all() for t in "qkv")
+    q, k, v, attention = (names[t] for t in ("q", "k", "v", "fa4c"))
+    assert names["o"][0, 0, 0].equal(v[0, 0, 0])  # of the variant's first query, which sees the first key alone
+    assert attention.attention(q, k, v, causal=True)[0, -1].equal(attention.attention(q, k, v)[0, -1])  # and the last one sees all here
+
+
+def test_the_emitted_source_alone(blocks, tmp_path):
+    """The second Python example, where no fa4c can be imported."""
+    variant, (_, program) = dict(reversed(blocks))["mlir"], (text for language, text in blocks if language == "python")
+    (tmp_path / "bent_window.mlir").write_text(variant)
+    assert main(["compile", f"{tmp_path}/bent_window.mlir", "--emit", "cute", "-o", f"{tmp_path}/bent_window.cute.py"]) == 0
+    refuse = "import sys; sys.modules['fa4c'] = None\n"
+    done = subprocess.run([sys.executable, "-c", refuse + program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert ".target sm_90a" in done.stdout and ".visible .entry bent_window_fwd" in done.stdout
 
 
 def test_command_lines_are_those_of_the_program(root):
