@@ -11,6 +11,7 @@ from ..ir.diagnostics import Diagnostic
 from ..passes._tile_map import operations_in
 from ..passes.schedule import body_slots
 from . import steps, storage
+from .names import op_name
 
 
 class Watch:
@@ -75,7 +76,7 @@ def _of_kernel(op, module) -> dict:
             if loop.operation.name == "scf.for":
                 slots = body_slots(loop)
                 if any("stage" in slot.op.attributes for slot in slots):
-                    facts[f"{name}: order"] = " ".join(steps.op_name(s.op) + "'" * s.stage for s in slots if isinstance(s.op, tile.MmaOp))
+                    facts[f"{name}: order"] = " ".join(op_name(s.op) + "'" * s.stage for s in slots if isinstance(s.op, tile.MmaOp))
         if any(isinstance(inner, tile.WalkOp) for inner in operations_in(op)):
             facts[f"{name}: walks"] = True
     else:

@@ -26,7 +26,7 @@ def tables(found: dict) -> list[Table]:
     shown = []
     for kernel in found["kernels"]:
         for step in kernel["steps"]:
-            shown += [_clocks(kernel, step), *_schedule(kernel, step)]
+            shown += [_clocks(kernel["name"], _loop(kernel, step), step), *_schedule(kernel, step)]
         shown += _memory(kernel)
         shown += _registers(kernel)
     shown += [_launch(launch) for launch in found.get("launches", [])]
@@ -90,13 +90,19 @@ def _clock_rows(clocks: dict, bound: str) -> tuple[list[list[str]], list[float |
     return rows, bars
 
 
-def _clocks(kernel: dict, step: dict) -> Table:
+def _loop(kernel: dict, step: dict) -> str:
+    """Its place or, of one that a pass made, its number where there are several."""
+    if step["loop"]:
+        return f"the loop at {step['loop']}"
+    return "its block loop" if len(kernel["steps"]) == 1 else f"block loop {1 + kernel['steps'].index(step)}"
+
+
+def _clocks(name: str, loop: str, step: dict) -> Table:
     rows, bars = _clock_rows(step["clocks"], step["bound"])
     moved = [f"{name} {step['counts'][name]:,} bytes" for name in ("tmem_read", "tmem_written") if name in step["counts"]]
     notes = [f"tensor memory, by threads: {', '.join(moved)}"] if moved else []
     notes += [f"{step['interval']:,} clocks between steps by the model of tile-pipeline, waits included"] if step["interval"] else []
-    return Table(f"{kernel['name']}: clocks of one step of the loop at {step['loop'] or 'no known place'}", ["unit", "clocks", ""], rows,
-                 "; ".join(notes), bars)
+    return Table(f"{name}: clocks of one step of {loop}", ["unit", "clocks", ""], rows, "; ".join(notes), bars)
 
 
 def _schedule(kernel: dict, step: dict) -> list[Table]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from .. import targets
 from ..ir import tile, warp
-from ..ir.value_names import name_of
+from ..ir.diagnostics import format_where
 from ..passes import loop_graph, loop_interval, modulo, op_costs
+from . import names
 from . import work as rules
 
 # unit -> the quantities that it works through one after the other. Copies fill shared memory through a port of their own in this model,
@@ -37,7 +38,7 @@ class Step:
     """One block loop. `clocks` by quantity, and by unit where that is a sum; `bound`: the unit that needs most."""
 
     kernel: str
-    loop: str  # where it stands in the file
+    loop: str  # where it stands in the file; empty for one that a pass made
     counts: Counter
     clocks: dict[str, float]
     bound: str
@@ -65,8 +66,8 @@ def bound_of(clocks: dict[str, float]) -> str:
 
 def steps(module, schedule: bool = True) -> list[Step]:
     """Of all kernels, in text order; the schedule, of loops at the tile level, on request."""
-    target = targets.of(module)
-    found = [_tile_step(loop, target, schedule) for loop in loop_graph.pipelined_loops(module)]
+    target, tensors = targets.of(module), names.tensors_of(module) if schedule else {}
+    found = [_tile_step(loop, target, schedule, tensors) for loop in loop_graph.pipelined_loops(module)]
     for op in module.body.operations:
         if isinstance(op, warp.KernelOp):
             found += _warp_steps(op, target)
@@ -76,24 +77,27 @@ def steps(module, schedule: bool = True) -> list[Step]:
 # ------------------------------------------------------------------------------------------------------------------ tile level
 
 
-def _tile_step(loop, target, schedule: bool) -> Step:
+def _tile_step(loop, target, schedule: bool, tensors: dict) -> Step:
     counts: Counter = Counter()
     operations = [op for op in loop.regions[0].blocks[0].operations if isinstance(op, tile.Scheduled)]
     for op in operations:
         if getattr(op, "cond", None) is None:
             counts.update(rules.work(op, target))
-    return _step(_kernel_name(loop), loop, counts, target, *(_schedule(loop, operations, target) if schedule else ()))
+    kernel = _kernel_of(loop)
+    of_kernel = tensors.get(kernel.sym_name.value, [])
+    return _step(kernel, loop, counts, target, *(_schedule(loop, operations, target, of_kernel) if schedule else ()))
 
 
-def _step(kernel: str, loop, counts: Counter, target, schedule=(), interval=None, copies=0) -> Step:
+def _step(kernel, loop, counts: Counter, target, schedule=(), interval=None, copies=0) -> Step:
     clocks = clocks_of(counts, target)
     bound = bound_of(clocks)
     if interval is not None:
         interval = max(interval, math.ceil(clocks[bound]))
-    return Step(kernel, _place(loop), counts, clocks, bound, list(schedule), interval, copies)
+    place = "" if loop.location == kernel.location else format_where(loop.location)  # one that a pass made has the whole function's
+    return Step(kernel.sym_name.value, place, counts, clocks, bound, list(schedule), interval, copies)
 
 
-def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
+def _schedule(loop, operations, target, tensors) -> tuple[list[dict], int | None, int]:
     """What `tile-pipeline` wrote, in the order of a step; the clocks between iterations that its model gives for that, or for the order of
     the text; and those of copies that are waited for one by one.
     """
@@ -102,8 +106,9 @@ def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
     rows = []
     for i in order:
         op, cost = graph_of.ops[i], graph_of.costs[i]
-        rows.append({"name": op_name(op), "op": op.operation.name, "stage": op.stage.value, "order": op.order.value if op.order is not None
-                     else None, "unit": cost.unit, "clocks": cost.clocks, "seldom": graph_of.graph.ops[i].seldom})
+        rows.append({"name": names.of_operation(op, tensors), "op": op.operation.name, "stage": op.stage.value,
+                     "order": op.order.value if op.order is not None else None, "unit": cost.unit, "clocks": cost.clocks,
+                     "seldom": graph_of.graph.ops[i].seldom})
     copies = sum(cost.latency for op, cost in zip(graph_of.ops, graph_of.costs, strict=True) if isinstance(op, tile.LoadOp))
     stages = [op.stage.value for op in graph_of.ops]
     try:
@@ -113,22 +118,10 @@ def _schedule(loop, operations, target) -> tuple[list[dict], int | None, int]:
     return rows if any("stage" in op.attributes for op in operations) else [], interval, copies
 
 
-def op_name(op) -> str:
-    """The source name of its result or, of a store, of what it writes."""
-    results = list(op.operation.results)
-    values = results or list(op.operation.operands)[:1]
-    return next((name for name in map(name_of, values) if name), op.operation.name)
-
-
-def _kernel_name(op) -> str:
+def _kernel_of(op):
     while op.operation.name not in ("tile.kernel", "warp.kernel"):
         op = op.operation.parent
-    return op.opview.sym_name.value
-
-
-def _place(op) -> str:
-    text = str(op.location)
-    return text.removeprefix("loc(").removesuffix(")").replace('"', "") if "unknown" not in text else ""
+    return op.opview
 
 
 # ------------------------------------------------------------------------------------------------------------------ warp level
@@ -151,7 +144,7 @@ def _warp_steps(kernel, target) -> list[Step]:
                 work = _body_work(loop.regions[0].blocks[0], target, role)
                 share = kernel.cluster.value if role.leader else 1  # what the first CTA of a pair issues, both do
                 counts[number].update({key: n // share for key, n in work.items()})
-    return [_step(kernel.sym_name.value, place, found, target) for place, found in zip(places, counts, strict=True) if found["mma"]]
+    return [_step(kernel, place, found, target) for place, found in zip(places, counts, strict=True) if found["mma"]]
 
 
 def _depth(op) -> int:

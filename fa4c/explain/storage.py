@@ -10,7 +10,8 @@ from ..lowering.thread_layout import LAYOUTS
 from ..passes import tmem_tiles
 from ..passes._tile_map import operations_in
 from ..passes.shared_room import follows
-from .steps import op_name
+from . import names
+from .names import op_name
 from .work import bytes_of, cause_of
 
 
@@ -69,18 +70,22 @@ def _warp_level(kernel) -> list[dict]:
     return list(found.values())
 
 
-def shared_memory(kernel, target) -> dict:
-    """Buffers by offset; at the tile level, where nothing has an offset yet, what loads and MMAs ask for: results find a place later."""
+def shared_memory(kernel, target, tensors=()) -> dict:
+    """Buffers by offset; at the tile level, where nothing has an offset yet, what loads and MMAs ask for: results find a place later.
+
+    `tensors`: names of the kernel's tensors, where buffers are to be named after them.
+    """
     if isinstance(kernel, warp.KernelOp):
-        buffers = [{"name": name_of(op.out) or "out", "offset": op.offset.value, "bytes": op.out.type.shape[0] * warp.stage_bytes(op.out),
-                    "stages": op.out.type.shape[0]} for op in kernel.body.blocks[0].operations if isinstance(op, warp.BufferOp)]
+        buffers = [{"name": names.of_buffer(op, tensors), "offset": op.offset.value, "stages": op.out.type.shape[0],
+                    "bytes": op.out.type.shape[0] * warp.stage_bytes(op.out)}
+                   for op in kernel.body.blocks[0].operations if isinstance(op, warp.BufferOp)]
         return {"bytes": kernel.smem_bytes.value, "limit": target.smem_bytes, "buffers": sorted(buffers, key=lambda b: b["offset"])}
     buffers = []
     for op in operations_in(kernel):
         if isinstance(op, tile.LoadOp) or (isinstance(op, tile.ToSharedOp) and cause_of(op) != "smem_results"):
             stages = op.buffers.value
             size = 0 if follows(op) else stages * bytes_of(op.out.type)
-            buffers.append({"name": op_name(op), "offset": None, "bytes": size, "stages": stages})
+            buffers.append({"name": names.of_operation(op, tensors), "offset": None, "bytes": size, "stages": stages})
     return {"bytes": sum(b["bytes"] for b in buffers), "limit": target.smem_bytes, "buffers": buffers}
 
 
@@ -102,11 +107,11 @@ def registers(kernel, target) -> dict | None:
 
 def of_kernels(module) -> list[dict]:
     """Storage of every kernel of a module, in text order."""
-    target, found = targets.of(module), []
+    target, found, tensors = targets.of(module), [], names.tensors_of(module)
     for op in module.body.operations:
         if isinstance(op, (tile.KernelOp, warp.KernelOp)):
             found.append({"name": op.sym_name.value, "cluster": op.cluster.value, "tmem": tensor_memory(op, target),
-                          "smem": shared_memory(op, target), "registers": registers(op, target)})
+                          "smem": shared_memory(op, target, tensors.get(op.sym_name.value, ())), "registers": registers(op, target)})
     return found
 
 

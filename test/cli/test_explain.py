@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent.parent / "examples"
 CAUSAL = EXAMPLES / "causal.mlir"
@@ -25,8 +26,13 @@ def test_text_html_and_any_level(fa4c_cli, tmp_path):
 
 
 def test_what_each_pass_changed_is_said_in_short_lines(fa4c_cli):
-    """Of `cse` too, which takes away index arithmetic only."""
-    _, _, shown = fa4c_cli.ok("explain", CAUSAL, "--target", "sm_100a", "--direction", "bwd").partition("what each pass changed\n")
+    """Of `cse` too, which takes away index arithmetic only. In the tables before, each buffer has a name of its own."""
+    tables, _, shown = fa4c_cli.ok("explain", CAUSAL, "--target", "sm_100a", "--direction", "bwd").partition("what each pass changed\n")
+    assert "causal_bwd_main: clocks of one step of its block loop\n" in tables  # a pass made it: no place in the file
+    (rows,) = re.findall(r"main: shared memory\n.*\n.*\n((?:  .*\n)+)", tables)
+    assert sorted(re.findall(r"^  (\S+(?: for \S+)?) +\d+ +\d ", rows, re.MULTILINE)) == [
+        "delta for du", "dk", "do for dpc", "dq", "dq_sum for dq", "dv", "k for s", "lse_ for p", "q for s", "v for dpc"]
+    assert re.search(r"q for s +tile.load", tables)
     lines = [line.split(maxsplit=1) for line in shown.splitlines()[1:] if not line.startswith("   ")]
     assert [line for line in lines if len(line) < 2] == [] and max(map(len, shown.splitlines())) < 140
     assert any(name == "cse" and " arith" in said for name, said in lines)

@@ -175,7 +175,7 @@ def test_interval_of_two_row_blocks(d, n, waits, single, mufu):
     issue = n // 16  # of P V: an instruction for each 16 keys
     names = [row["name"] for row in rows if row["op"] != "tile.mma"]
     chain = sum(mmas) + issue + sum(compute[:names.index("pc") + 1])
-    copy = next(row["clocks"] for row in step["schedule"] if row["op"] == "tile.load" and row["name"] == "o") + op_costs.COPY_LATENCY
+    copy = next(row["clocks"] for row in step["schedule"] if row["op"] == "tile.load" and row["name"] == "v for o") + op_costs.COPY_LATENCY
     arrival = (2 * mmas[0] + mmas[1] + issue + 1 + copy) if single else 0  # O, S, O, and then V's copy instead of S
     assert [row["name"] for row in rows if row["op"] == "tile.mma"] == (["o", "s"] if waits else ["s", "o"])
     assert step["interval"] == max(2 * sum(mmas), sum(compute), step["clocks"][step["bound"]], chain if waits else 0, arrival)
