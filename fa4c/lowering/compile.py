@@ -11,9 +11,10 @@ from ..ir.attn_signature import attn_functions
 from ..ir.context import new_context, parse_module, print_module
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
+from ..passes.pipeline_text import parse
 from ..passes.pipelines import pipeline as standard_pipeline
 from ..passes.pipelines import target_of
-from ..passes.registry import run_pipeline
+from ..passes.registry import naming_what_counts_on, pass_names, run_pipeline
 from . import build_helper, cute_source, manifest, sass
 from .both_directions import Recorder, combine
 
@@ -148,9 +149,14 @@ def lowered(
             levels[entry] = print_module(module, locations)
         recorder = Recorder(module) if direction == "bwd" else None
         watch = print_after if recorder is None else recorder.also(print_after)
-        for text_of_passes, level in _steps(pipeline, name, direction, entry, goal, deterministic, generation):
-            run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=watch, timing=timing,
-                         verified=verified)
+        steps = list(_steps(pipeline, name, direction, entry, goal, deterministic, generation))
+        for text_of_passes, level in steps:
+            try:
+                run_pipeline(module, text_of_passes, disabled=disabled, overrides=overrides, print_after=watch, timing=timing,
+                             verified=verified)
+            except Diagnostic as error:
+                ran = pass_names(item for passes, _ in steps for item in parse(passes))
+                raise naming_what_counts_on(disabled, ran, error) from error.__cause__
             verified = True
             levels[level] = print_module(module, locations)
             if deterministic and level == "tile":

@@ -32,7 +32,7 @@ _MASKS = ("attn.mask", "attn.band_mask")
 _LARGEST = float.fromhex("0x1.fffffep+127")  # of f32
 
 
-@register_pass("attn-early-factors")
+@register_pass("attn-early-factors", counts_on=("tile-join-maps",))  # P and P (1 - t^2) fit as one map of two results
 def attn_early_factors(module: ir.Module) -> None:
     for function in attn_functions(module):
         for op in list(function.operation.regions[0].blocks[0].operations):

@@ -66,6 +66,7 @@ class Pass:
     function: Callable
     options: dict[str, Option]
     description: str  # the text at the head of its file
+    counts_on: tuple[str, ...] = ()  # passes without which what it makes may not get through
 
     @property
     def summary(self) -> str:
@@ -87,14 +88,14 @@ class Pass:
         return found
 
 
-def register_pass(name: str) -> Callable[[Callable], Callable]:
+def register_pass(name: str, *, counts_on: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
     """Make a function `(module, *, option=default, ...)` a pass. Options are read from its keyword-only arguments."""
 
     def register(function: Callable) -> Callable:
         if name in _passes:
             raise ValueError(f"pass '{name}' is registered twice: {_passes[name].function} and {function}")
         home = (sys.modules[function.__module__].__doc__ or "").strip() or (function.__doc__ or "").strip()
-        _passes[name] = Pass(name, function, _options(name, function), home)
+        _passes[name] = Pass(name, function, _options(name, function), home, counts_on)
         return function
 
     return register
@@ -172,6 +173,13 @@ def check_overrides_occur(overrides: Iterable[tuple[str, str, str]], items: Iter
         if name not in names:
             raise UsageError(f"--set {name}.{option}={value}: pass '{name}' does not run here",
                              why=f"the pipeline has: {', '.join(sorted(names)) or 'no pass'}", fix=nearest(name, names))
+
+
+def naming_what_counts_on(disabled: Iterable[str], names: Iterable[str], error: Diagnostic) -> Diagnostic:
+    """An error of passes `names`, with what else to disable where some of them count on a pass that is."""
+    pairs = [(name, other) for name in sorted(names) if find_pass(name) for other in find_pass(name).counts_on if other in disabled]
+    fixes = [f"note: fix: disable {name}, too, which counts on {other}" for name, other in pairs if name not in disabled]
+    return Diagnostics("\n".join([error.text(), *fixes])) if fixes else error
 
 
 def verify(module) -> None:

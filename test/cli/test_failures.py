@@ -203,6 +203,15 @@ def test_a_gradient_with_a_place_for_each_score_is_refused_by_its_name(fa4c, rea
     assert fa4c("compile", readme, "--direction", "bwd", "--emit", "tile", "--set", "attn-derive-backward.wrt=q,k,v")[0] == 0
 
 
+def test_what_else_to_disable(fa4c, examples):
+    """P (1 - t^2), made early, fits a thread's registers only as one map with P."""
+    command = ["compile", examples / "softcap.mlir", "--target", "sm_100a", "--direction", "bwd", "--emit", "warp"]
+    command += ["--disable-pass", "tile-join-maps"]
+    status, _, text = fa4c(*command)
+    assert status == 1 and text.endswith("\nnote: fix: disable attn-early-factors, too, which counts on tile-join-maps\n")
+    assert fa4c(*command, "--disable-pass", "attn-early-factors")[0] == 0
+
+
 def test_a_backward_without_the_log_sum_exp_names_the_softmax(fa4c, readme):
     text = readme.read_text().replace(", %lse : tensor<?x128xbf16>, tensor<?xf32>", " : tensor<?x128xbf16>")
     head, rest = text.split(',\n        tensor<?xf32> {attn.name = "lse"')

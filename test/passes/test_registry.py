@@ -221,6 +221,7 @@ def test_print_after_and_timing(module):
 def test_every_pass_says_what_it_does():
     for entry in all_passes().values():
         assert entry.summary.endswith("."), entry.name
+        assert set(entry.counts_on) <= set(all_passes()), entry.name
 
 
 # -- one pass at a time through text files ------------------------------------------------------------------------------------------------
