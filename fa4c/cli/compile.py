@@ -76,6 +76,7 @@ def compile_file(args: argparse.Namespace, emit: str):
     """The text of a level, or (manifest, members) for `artifact`."""
     changes = check_flags(args)
     text = read_text(args.file)
+    check_changes(args, changes, text, emit)
     from ..lowering.build_helper import usable_cpus
     from ..lowering.compile import compile_text
 
@@ -86,7 +87,8 @@ def compile_file(args: argparse.Namespace, emit: str):
         head_dim=args.head_dim, pipeline=args.pass_pipeline, generation=args.generation,
         disabled=tuple(args.disable_pass), overrides=changes, emit=emit,
         locations=not args.no_loc, print_after=pass_flags.print_after(args), timing=timing, jobs=min(usable_cpus(), 2))
-    check_what_ran(args, changes, timing)
+    if args.timing:
+        pass_flags.show_timing(timing)
     return result
 
 
@@ -101,8 +103,19 @@ def check_flags(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     changes = pass_flags.overrides(args)
     resolve("", disabled=args.disable_pass, overrides=changes)
     if args.pass_pipeline is not None:
-        check_overrides_occur(changes, resolve(args.pass_pipeline))
+        check_overrides_occur(changes, resolve(args.pass_pipeline), args.disable_pass)
     return changes
+
+
+def check_changes(args: argparse.Namespace, changes, text: str, emit: str) -> None:
+    """Refuse a `--set` for a pass that the standard pipeline does not run on this text, before any pass does."""
+    from ..lowering.compile import passes_of
+    from ..passes.registry import check_overrides_occur
+
+    if changes and args.pass_pipeline is None:
+        items = passes_of(text, display_name(args.file), target=args.target, direction=args.direction, deterministic=args.deterministic,
+                          generation=args.generation, emit=emit)
+        check_overrides_occur(changes, items, args.disable_pass)
 
 
 def target_named(name: str):
@@ -119,17 +132,6 @@ def target_described(name: str):
         return targets.describe(name)
     except Diagnostic as error:
         raise UsageError(error.what, why=error.why, fix=error.fix) from None
-
-
-def check_what_ran(args: argparse.Namespace, changes, timing) -> None:
-    """Refuse a `--set` for a pass that did not run; show times where asked to."""
-    from ..passes.pipeline_text import Item, parse
-    from ..passes.registry import check_overrides_occur
-
-    ran = [item for text, _ in timing for item in parse(text)]
-    check_overrides_occur(changes, ran + [Item(name) for name in args.disable_pass])
-    if args.timing:
-        pass_flags.show_timing(timing)
 
 
 def _output(args: argparse.Namespace) -> str | None:

@@ -8,7 +8,7 @@ import sys
 
 from ..ir.diagnostics import UsageError
 from . import pass_flags
-from .compile import add_variant_flags, check_flags, check_what_ran
+from .compile import add_variant_flags, check_changes, check_flags
 from .files import check_writable, display_name, progress, read_text, write_whole
 from .sizes import sizes_of
 
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> None:
         check_writable(args.html)
     changes = check_flags(args)
     text = read_text(args.file)
+    check_changes(args, changes, text, args.level)
     from ..explain import explain, show
 
     timing: list = []
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> None:
         deterministic=args.deterministic, dtype=args.dtype, head_dim=args.head_dim, pipeline=args.pass_pipeline, generation=args.generation,
         disabled=tuple(args.disable_pass), overrides=changes, print_after=pass_flags.print_after(args),
         timing=timing)
-    check_what_ran(args, changes, timing)
+    if args.timing:
+        pass_flags.show_timing(timing)
     if args.html is not None:
         write_whole(args.html, show.as_html(found))
     if args.json:

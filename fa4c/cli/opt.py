@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
     from ..passes.registry import check_overrides_occur, resolve, run_pipeline
 
     changes = pass_flags.overrides(args)
-    check_overrides_occur(changes, resolve(args.pass_pipeline))
+    check_overrides_occur(changes, resolve(args.pass_pipeline), args.disable_pass)
     module = read_module(args.file)
     timing = [] if args.timing else None
     run_pipeline(module, args.pass_pipeline, disabled=args.disable_pass, overrides=changes,

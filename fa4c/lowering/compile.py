@@ -11,7 +11,7 @@ from ..ir.attn_signature import attn_functions
 from ..ir.context import new_context, parse_module, print_module
 from ..ir.diagnostics import Diagnostic, op_diagnostic
 from ..ir.mlir import ir
-from ..passes.pipeline_text import parse
+from ..passes.pipeline_text import Item, parse
 from ..passes.pipelines import pipeline as standard_pipeline
 from ..passes.pipelines import target_of
 from ..passes.registry import naming_what_counts_on, pass_names, run_pipeline
@@ -87,6 +87,16 @@ def _compile(text, filename, emit, helper, *, direction, **options):
             members[f"{stem}.cute.py"] = sources[kernel].encode()
         members.update({f"{made['name']}.{level}.mlir": ir_text.encode() for level, ir_text in result.levels.items()})
         return made, members
+
+
+def passes_of(text: str, filename: str, *, target, direction: str, deterministic: bool, generation, emit: str) -> list[Item]:
+    """The standard passes that `compile_text` runs on a text, of both directions where it makes both."""
+    with new_context() as context, ir.Location.unknown():
+        module = parse_module(text, filename, context)
+        name, entry = _set_target(module, target, targets.DEFAULT if generation is None else target_of(generation)), level_of(module)
+    goal, directions = emit if emit in LEVELS else "warp", ("fwd", "bwd") if direction == "both" else (direction,)
+    steps = (step for one in directions for step in _steps(None, name, one, entry, goal, deterministic, generation))
+    return [item for passes, _ in steps for item in parse(passes)]
 
 
 @dataclass
@@ -256,4 +266,4 @@ def _require_level(module, filename, level: str) -> None:
         )
 
 
-__all__ = ["compile_text", "level_of", "lowered"]
+__all__ = ["compile_text", "level_of", "lowered", "passes_of"]

@@ -166,12 +166,15 @@ def _plan(text: str, disabled, overrides) -> list[tuple[Item, Callable]]:
     return [_step(item) for item in _apply(parse(text), set(disabled), changes)]
 
 
-def check_overrides_occur(overrides: Iterable[tuple[str, str, str]], items: Iterable[Item]) -> None:
-    """Refuse a change to a pass that is not in the pipeline at all: it would be lost without a word. For the command line."""
+def check_overrides_occur(overrides: Iterable[tuple[str, str, str]], items: Iterable[Item], disabled: Iterable[str] = ()) -> None:
+    """Refuse a change to a pass that does not run: it would be lost without a word. For the command line."""
     names = pass_names(items)
     for name, option, value in overrides:
+        change = f"--set {name}.{option}={value}"
+        if name in disabled:
+            raise UsageError(f"{change}: pass '{name}' is left out", why=f"--disable-pass {name} is given, too", fix="drop one of the two")
         if name not in names:
-            raise UsageError(f"--set {name}.{option}={value}: pass '{name}' does not run here",
+            raise UsageError(f"{change}: pass '{name}' does not run here",
                              why=f"the pipeline has: {', '.join(sorted(names)) or 'no pass'}", fix=nearest(name, names))
 
 

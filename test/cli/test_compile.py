@@ -68,12 +68,6 @@ def test_set_and_disable_reach_the_standard_pipeline(fa4c_cli, examples, levels)
     assert other != (levels / "cute.py").read_text()
 
 
-def test_set_of_a_pass_that_does_not_run(fa4c_cli, levels, tmp_path):
-    args = ["--set", "attn-to-tile.block-n=64", "-o", tmp_path / "x"]
-    text = fa4c_cli.error("compile", levels / "warp.mlir", "--emit", "cute", *args, status=2)
-    assert "'attn-to-tile' does not run here" in text and not (tmp_path / "x").exists()
-
-
 def test_print_ir_and_timing(fa4c_cli, examples):
     done = fa4c_cli("compile", examples / "causal.mlir", "--emit", "tile", "--print-ir-after-all", "--timing")
     assert done.returncode == 0 and "IR after attn-to-tile" in done.stderr and re.search(r"ms  attn-to-tile", done.stderr)

@@ -111,6 +111,24 @@ def test_run_compiles_with_the_passes_it_is_told(fa4c, examples, monkeypatch):
     assert given["overrides"] == [("attn-to-tile", "block-n", "64")] and given["disabled"] == ("cse",)
 
 
+@pytest.mark.parametrize(("command", "change", "says"), [
+    (["compile", "causal.mlir"], "tile-split-2cta.ctas=2", "does not run here"),  # on this target
+    (["compile", "warp/gemm_bias_tanh.mlir", "--emit", "cute"], "attn-to-tile.block-n=64", "does not run here"),  # below its level
+    (["explain", "causal.mlir", "--level", "tile"], "warp-specialize.roles=one", "does not run here"),  # above its level
+    (["run", "causal.mlir", "--direction", "bwd"], "tile-conditional-rescale.threshold-log2=4", "does not run here"),
+    (["run", "causal.mlir", "--disable-pass", "attn-to-tile"], "attn-to-tile.block-n=64", "'attn-to-tile' is left out"),
+    (["opt", "causal.mlir", "--pass-pipeline", "attn-to-tile", "--disable-pass", "attn-to-tile"], "attn-to-tile.block-n=64", "is left out"),
+])
+def test_a_change_to_a_pass_that_does_not_run(fa4c, examples, monkeypatch, command, change, says):
+    """Said before any pass runs; one that runs in either direction of two is none."""
+    monkeypatch.setattr("fa4c.passes.registry._our_step", lambda *_: lambda module: 1 / 0)
+    name, file, *rest = command
+    status, _, text = fa4c(name, examples / file, *rest, "--set", change)
+    assert status == 2 and text.startswith(f"fa4c: error: --set {change}: pass ") and says in text
+    with pytest.raises(ZeroDivisionError):
+        fa4c("compile", examples / "causal.mlir", "--direction", "both", "--set", "tile-conditional-rescale.threshold-log2=4")
+
+
 def test_memory_that_ends_all_the_same(fa4c, examples, monkeypatch):
     import torch
 
