@@ -128,6 +128,8 @@ def _list(args) -> None:
         print(f"    {'candidate':28} predicted clocks at n = {', '.join(str(at['n']) for at in found.sizes)}")
         for candidate in found.candidates:
             print(f"    {candidate.label:28} {'  '.join(f'{clocks:>10}' for clocks in candidate.predicted)}")
+        for entry in found.dropped:
+            print(f"    {entry['label']:28} left out: {entry['why']}")
     print("knobs: " + ", ".join(candidates.KNOBS))
 
 

@@ -87,6 +87,7 @@ class Problem:
     today: list[Configuration]
     sizes: list[dict] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
+    dropped: list[dict] = field(default_factory=list)  # label and why, of shapes that were asked for
 
     @property
     def title(self) -> str:
@@ -95,18 +96,21 @@ class Problem:
 
 def find(text: str, filename: str, target: Target, search: Search, *, dtype=None, head_dim=None) -> Problem:
     """The problem of a file of the attn level and its candidates: what the compiler takes today, one for each of `knobs`, the shapes `also`
-    that fit, and up to `limit` shapes that the model likes, of those within `factor` of its best at some size.
+    that fit (`dropped` has the others), and up to `limit` shapes that the model likes, of those within `factor` of its best at some size.
 
     Raises Diagnostic for a file of another level, an unknown knob, or a variant that has no block shapes.
     """
     for knob in search.knobs:
         if knob not in KNOBS:
             raise Diagnostic(f"there is no knob '{knob}'", why=f"the knobs are: {', '.join(KNOBS)}", fix=nearest(knob, KNOBS))
-    problem, fitting = _analyse(text, filename, target, dtype, head_dim)
+    problem, reasons = _analyse(text, filename, target, dtype, head_dim)
+    fitting = [shape for shape, reason in reasons.items() if not reason]
+    asked = {shape: reasons.get(shape, _no_shape(target)) for shape in search.also}
+    problem.dropped = [{"label": _label(shape), "why": reason} for shape, reason in asked.items() if reason]
     problem.sizes = sizes = search.sizes_for(problem.head_dims)
     taken = {configuration.shape: configuration.l2 for configuration in problem.today}
     shapes = list(dict.fromkeys(configuration.shape for configuration in reversed(problem.today)))  # the one for all sizes first
-    shapes += [shape for shape in search.also if shape in fitting and shape not in shapes]
+    shapes += [shape for shape, reason in asked.items() if not reason and shape not in shapes]
     shapes = _with_different(shapes, _best(problem.facts, target, fitting, sizes, search.factor), len(shapes) + search.limit)
     problem.candidates = [_of_shape(problem.facts, target, shape, taken.get(shape, _NO_HINTS), sizes) for shape in shapes]
     hinted = [shape for shape in shapes if taken.get(shape, _NO_HINTS) != _NO_HINTS]  # today's hints must still pay
@@ -116,8 +120,8 @@ def find(text: str, filename: str, target: Target, search: Search, *, dtype=None
     return problem
 
 
-def _analyse(text, filename, target, dtype, head_dim) -> tuple[Problem, list[Shape]]:
-    """The problem, and all shapes that fit."""
+def _analyse(text, filename, target, dtype, head_dim) -> tuple[Problem, dict[Shape, str]]:
+    """The problem, and of all shapes what does not fit, "" if all does."""
     options = ([f"dtype={dtype}"] if dtype else []) + ([f"head-dim={','.join(map(str, head_dim))}"] if head_dim else [])
     with new_context() as context, ir.Location.unknown():
         module = parse_module(text, filename, context)
@@ -131,7 +135,7 @@ def _analyse(text, filename, target, dtype, head_dim) -> tuple[Problem, list[Sha
         today = choose_configurations(function, plan, demand, target, wanted="measured")
         sizes = {dim: size for t in plan.facts.args for dim, size in zip(t.dims, t.shape, strict=True) if size is not None}
         found = Problem(plan.facts.name, (sizes["d"], sizes.get("dv", sizes["d"])), problem_of(plan, demand), today)
-        return found, [shape for shape in _all_shapes(target) if problem_with(demand, target, shape) == ""]
+        return found, {shape: problem_with(demand, target, shape) for shape in _all_shapes(target)}
 
 
 def _only_function(module, filename):
@@ -151,6 +155,12 @@ def _only_function(module, filename):
 def _all_shapes(target: Target) -> list[Shape]:
     columns = range(2 * _COLUMN_STEP, target.mma.n_max + 1, _COLUMN_STEP)
     return [Shape(groups * target.mma.m, n, buffers) for groups in _ROWS for n in columns for buffers in _BUFFERS]
+
+
+def _no_shape(target: Target) -> str:
+    """Why a shape is none of `_all_shapes`."""
+    rows, buffers = (" or ".join(map(str, several)) for several in ([groups * target.mma.m for groups in _ROWS], _BUFFERS))
+    return f"blocks have {rows} rows, {2 * _COLUMN_STEP} to {target.mma.n_max} columns in steps of {_COLUMN_STEP}, and {buffers} buffers"
 
 
 def _best(facts, target, shapes, sizes, factor) -> list[Shape]:

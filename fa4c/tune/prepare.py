@@ -45,13 +45,14 @@ def prepare(
         there = next((p for p in problems if all(p[key] == entry[key] for key in ("name", "head_dims", "dtype", "sizes"))), None)
         if there is None:
             problems.append(entry)
+        (there or entry)["dropped"] += [shape for shape in found.dropped if shape not in (there or entry)["dropped"]]
         known = [candidate["label"] for candidate in there["candidates"]] if there else []
         for candidate in [c for c in found.candidates if c.label not in known]:
             name = re.sub(r"[^\w-]+", "-", f"{first + len(work):03d} {found.title} {candidate.label}") + ".fa4c"
             work.append((there or entry, candidate, variant, str(root / name)))
     _build_all(work, target.name, jobs, say)
     if not any(problem["candidates"] for problem in problems):
-        raise Diagnostic("no candidate could be compiled", why=problems[0]["dropped"][0]["why"] if problems else "no file was given")
+        raise Diagnostic("no candidate could be compiled", why=problems[0]["dropped"][-1]["why"] if problems else "no file was given")
     plan = {"schema": SCHEMA, "kind": PLAN, "target": target.name, "fa4c": __version__, "dsl": _dsl(), "problems": problems}
     write_json(root / "plan.json", plan)
     return plan

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -11,9 +12,11 @@ SHAPE = ("--shapes", "b=1,hq=4,m=4096")
 
 
 def test_the_list_says_what_is_taken_and_why(fa4c_cli):
-    text = fa4c_cli.ok("tune", CAUSAL, "--head-dim", "64", "--list", "--knobs", "l2", "--try", "128x160", *SHAPE)
+    text = fa4c_cli.ok("tune", CAUSAL, "--head-dim", "64", "--list", "--knobs", "l2", "--try", "128x160,192x256x3,100x64", *SHAPE)
     assert text.startswith("causal d=64, today:\n    ")
     assert "n = 4096" in text and "128x160x2" in text and " l2 " in text and "knobs: l2, " in text
+    assert re.search(r"^    192x256x3 +left out: a thread would need about \d+ registers, but \d+ are there with 3", text, re.MULTILINE)
+    assert re.search(r"^    100x64x2 +left out: blocks have 64 or 128 or 192 rows, 32 to 256 columns", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ def test_given_shapes_and_knobs():
     found = find(limit=0, also=(Shape(128, 192, 2), Shape(192, 256, 9)), knobs=("l2", "walk-never", "exp2-1"))
     base = found.candidates[0]
     assert [c.label for c in found.candidates[1:]] == ["128x192x2", f"{base.label} l2", f"{base.label} walk-never", f"{base.label} exp2-1"]
+    assert [entry["label"] for entry in found.dropped] == ["192x256x9"]
     _, _, l2, walk, exp2 = found.candidates
     assert l2.configuration == {**base.configuration, "l2": ["evict_last", "evict_first"]}
     assert walk.disabled == ("tile-persistent",) and walk.configuration is None
@@ -141,7 +142,7 @@ def test_visited_blocks():
 def test_preparing_compiles_and_adds(tmp_path):
     pytest.importorskip("cutlass")
     target = targets.get("sm_90a")
-    search = Search(shapes=(dict(b=1, hq=1, hkv=1, m=64, n=64),), limit=0)
+    search = Search(shapes=(dict(b=1, hq=1, hkv=1, m=64, n=64),), limit=0, also=(Shape(192, 256, 2),))
     said = []
     plan = prepare(str(tmp_path), [Variant(CAUSAL, "causal.mlir", None, (64, 64))], target, search, say=said.append)
     (problem,) = plan["problems"]
@@ -150,6 +151,7 @@ def test_preparing_compiles_and_adds(tmp_path):
     loaded = artifact.load(tmp_path / candidate["artifact"])
     assert loaded.manifest["head_dims"] == {"d": 64, "dv": 64}
     assert candidate["registers"] > 0 and problem["problem"]["mask"] == "up to a key"
+    assert [entry["label"] for entry in problem["dropped"]] == ["192x256x2"]
     # a shape that cannot be built is left out with its reason; the other file is added
     plan = prepare(str(tmp_path), [Variant(FULL, "full.mlir", None, (64, 64))], target, search, say=said.append)
     assert [p["name"] for p in plan["problems"]] == ["causal", "full"]
