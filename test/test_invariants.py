@@ -199,11 +199,12 @@ def test_pipelines_name_passes_that_exist():
 
 def test_block_shapes_are_tried_by_passes_of_the_pipeline():
     """`attn-to-tile` looks at the step that they make, in the order in which they run behind it."""
-    from fa4c.passes._attn_to_tile_trial import _TO_SCHEDULE
-    from fa4c.passes.pipelines import SM100A_FORWARD
+    from fa4c.passes._attn_to_tile_trial import TO_SCHEDULE
+    from fa4c.passes.pipelines import SM100A_BACKWARD, SM100A_FORWARD
 
-    tried = _TO_SCHEDULE.split(",")
-    assert [name for name in SM100A_FORWARD["tile"].split(",") if name in tried] == tried
+    for of_a_forward, passes in ((True, SM100A_FORWARD), (False, SM100A_BACKWARD)):
+        tried = TO_SCHEDULE[of_a_forward].split(",")
+        assert [name for name in passes["tile"].split(",") if name in tried] == tried
 
 
 def test_dialect_files_postpone_no_annotations():

@@ -14,16 +14,20 @@ from ._attn_to_tile_shape import Shape
 from .modulo import Unschedulable
 from .registry import run_pipeline
 
-# What makes the step of a loop where MMAs sum in tensor memory: of a forward's passes (`pipelines.py`, a test compares) those that form
-# it, by their defaults. What a user changes of the others does not change the shape.
-_TO_SCHEDULE = "tile-accumulate-in-tmem,tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-alias-tmem"
+# What makes the step of a loop where MMAs sum in tensor memory: of the pipelines' passes (`pipelines.py`, a test compares) those that form
+# it, by their defaults. What a user changes of the others does not change the shape. A forward takes a softmax, a backward none.
+TO_SCHEDULE = {
+    True: "tile-accumulate-in-tmem,tile-conditional-rescale,tile-exp-emulation,tile-pipeline,tile-alias-tmem",
+    False: "tile-row-sum-by-mma,tile-accumulate-in-tmem,tile-join-maps,tile-pipeline,tile-alias-tmem",
+}
 
 
 def clocks_of_a_score(function, target, shape: Shape) -> float:
     """Of `function`'s kernel with this shape; infinite where its tiles do not fit whatever copies are left out."""
     module = _alone(function)
+    passes = TO_SCHEDULE[any(op.operation.name == "attn.softmax" for op in function.operation.regions[0].blocks[0].operations)]
     try:
-        run_pipeline(module, f"attn-to-tile{{block-m={shape.block_m} block-n={shape.block_n}}},{_TO_SCHEDULE}", verified=True)
+        run_pipeline(module, f"attn-to-tile{{block-m={shape.block_m} block-n={shape.block_n}}},{passes}", verified=True)
         clocks = sum(_interval(loop, target) for loop in loop_graph.pipelined_loops(module))
     except (Diagnostic, Unschedulable):
         return math.inf

@@ -9,17 +9,19 @@ import pytest
 from attn_to_tile_programs import CAUSAL, STRIPES, WINDOW, attention, check_same
 
 from fa4c import targets
+from fa4c.explain import explain
 from fa4c.ir import interpret_tile
 from fa4c.ir.context import parse_module, print_module
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.ir.mlir import ir
 from fa4c.ir.tile import HostOp
-from fa4c.passes import op_costs, pipelines
+from fa4c.passes import _attn_to_tile_configurations, op_costs, pipelines
 from fa4c.passes._attn_to_tile_configurations import Configuration, choose_configurations, problem_of
 from fa4c.passes._attn_to_tile_plan import make_plan
 from fa4c.passes.attn_to_tile import demand_of
 from fa4c.passes.registry import run_pipeline
 
+CAUSAL_FILE = pathlib.Path(__file__).parents[2] / "examples" / "causal.mlir"
 TWO = "n<=60:64x32x2,128x48x2"
 THREE = "n<=60:64x32x2,m<=40:128x32x2,64x48x1"
 TANH = """
@@ -93,7 +95,7 @@ def test_a_branch_that_launches_nothing_is_refused():
 
 def test_a_kernel_for_some_sizes_updates_what_is_there():
     """Of a workspace that a launch before it was given, and of no output."""
-    attn = (pathlib.Path(__file__).parents[2] / "examples" / "causal.mlir").read_text()
+    attn = CAUSAL_FILE.read_text()
     steps = "attn-derive-backward,attn-outline-kernels,attn-transpose-recompute,attn-simplify-mask,attn-to-tile"
     text = print_module(programs.lower(attn, steps), locations=False)
     first, second, *_ = [line for line in text.splitlines() if '"tile.launch"' in line]
@@ -172,6 +174,23 @@ def test_a_wider_block_with_one_copy_of_v(latency, columns, copies, monkeypatch)
 ])
 def test_copies_that_fit(d, dv, options, found):
     assert loaded(d, dv, options) == found
+
+
+def test_a_backwards_shapes_are_tried_with_its_own_passes(monkeypatch):
+    """None of which emulates exponentials: 2242 clocks by the trial and in the kernel, where a forward's make 2153."""
+    tried = {}
+    given = _attn_to_tile_configurations.clocks_of_a_score
+
+    def kept(function, target, shape):
+        tried[function.sym_name.value, shape.block_m * shape.block_n] = clocks = given(function, target, shape)
+        return clocks
+
+    monkeypatch.setattr(_attn_to_tile_configurations, "clocks_of_a_score", kept)
+    with targets.override("sm_100a", mufu=4):
+        options = dict(target="sm_100a", direction="bwd", head_dim=(256, 256), level="tile", changes=False)
+        kernels = explain(CAUSAL_FILE.read_text(), "causal.mlir", **options)["kernels"]
+    (clocks,) = (step["interval"] for kernel in kernels if kernel["name"] == "causal_bwd_dq" for step in kernel["steps"])
+    assert clocks == 128 * 64 * tried["causal_bwd_dq", 128 * 64] == 2242
 
 
 # -- measured data -------------------------------------------------------------------------------------------------------------------------
