@@ -30,6 +30,7 @@ from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import i64, ir
 from ..ir.tile import space_of
 from . import fragments, handed_over
+from ._attn_to_tile_shape import register_budget
 from .handed_over import EPILOGUE, is_reduce
 from .registry import register_pass
 from .role_loops import clone_op, operations_within
@@ -293,10 +294,8 @@ def _register_budgets(target, warpgroups: int, multiplies: bool) -> tuple[int, i
     what it needs, and several of them on an SM hide each other's latency. So do those of a kernel with one compute warpgroup, which has
     as many at launch as one thread may have.
     """
-    launched = at_launch(target, 128 * (1 + warpgroups))
-    per_warpgroup = target.registers // 128
+    launched, share = at_launch(target, 128 * (1 + warpgroups)), register_budget(target, warpgroups)
     load = 24 if warpgroups < 3 else 32  # what CUTLASS-style producers need; with 3 x 160 + 32 = 512 nothing is left over
-    share = min((per_warpgroup - load) // warpgroups // target.register_step * target.register_step, 240)
     return (share, load) if multiplies and share > launched else (launched, launched)
 
 

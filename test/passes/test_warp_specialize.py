@@ -142,10 +142,13 @@ def test_a_warpgroup_for_64_rows(rows, threads, load, compute):
 
 
 def test_the_target_decides():
-    """Half the registers, half the budget; less shared memory, and the program does not fit."""
+    """Half the registers, half the budget; fewer for a thread, and that many; less shared memory, and the program does not fit."""
     with targets.override(targets.DEFAULT, registers=32768):
         module, kernel = specialized(PROGRAM)
         assert (role(kernel, "compute").registers.value, targets.of(module).registers) == (112, 32768)
+    with targets.override(targets.DEFAULT, max_registers_per_thread=207):
+        module, kernel = specialized(PROGRAM)
+        assert role(kernel, "compute").registers.value == 192
     with targets.override(targets.DEFAULT, smem_bytes=40000), pytest.raises(Diagnostic, match="but a CTA has 40000"):
         specialized(PROGRAM)
 
