@@ -236,23 +236,25 @@ def copied_gradients(artifact) -> str | None:
 
 
 def compiled(artifact) -> str | None:
-    """torch.compile(fullgraph=True), dynamic lengths, gradients too."""
+    """torch.compile(fullgraph=True), dynamic lengths, captured tensors, gradients too."""
     import fa4c
 
-    def function(q, k, v):
-        return fa4c.attention(q * 1, k, v, variant=artifact, backend=BACKEND).float() * 2
+    others = [a["name"] for a in artifact.semantics["args"] if a["name"] not in ("q", "k", "v")]
 
-    if any(a["name"] not in ("q", "k", "v") for a in artifact.semantics["args"]):
-        return None
+    def function(q, k, v, *captured):
+        named = dict(zip(others, captured)) or None
+        return fa4c.attention(q * 1, k, v, variant=artifact, captured=named, backend=BACKEND).float() * 2
+
     graph = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
     for m in (300, 333):
         problem = Problem(artifact, Case("compiled", 2, 4, 2, m, m))
         found = []
         for call in (function, graph):
-            leaves = [problem.given[n].detach().requires_grad_() for n in "qkv"]
+            leaves = [problem.given[n].detach() for n in ("q", "k", "v", *others)]
+            wrt = [t.requires_grad_() for t in leaves if t.is_floating_point()]
             out = call(*leaves)
             out.backward(torch.ones_like(out))
-            found.append([out, *(t.grad for t in leaves)])
+            found.append([out, *(t.grad for t in wrt)])
         if not all(_same(artifact, one, two) for one, two in zip(*found)):
             return f"{m} queries: the compiled function differs"
     return None

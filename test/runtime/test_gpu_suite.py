@@ -239,6 +239,18 @@ def test_host_times_tell_of_a_slow_machine(suite, monkeypatch):
         assert set(measured(artifact.build(*both_manifest()))) == {"us", "us_least", "python_us", "python_us_least"}
 
 
+def test_compiled_functions_of_captured_tensors_are_compared(suite, monkeypatch):
+    import backward
+    from cases import Case
+
+    monkeypatch.setattr(backward, "Case", lambda name, b, hq, hkv, m, n: Case(name, b, hq, hkv, m // 10, n // 10))
+    a = artifact.build(*both_manifest(attention_tree(score=ALIBI_SCORE, captures=[SLOPES])))
+    assert backward.compiled(a) is None
+    seen = []
+    monkeypatch.setattr(backward, "_same", lambda a, one, two: seen.append(one.shape) or len(seen) < 5)
+    assert "the compiled function differs" in backward.compiled(a) and seen[4] == (4,)  # the slopes
+
+
 def test_a_measured_group_of_gradients_is_compared(suite, monkeypatch):
     import backward
     import cases
