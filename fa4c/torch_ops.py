@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .runtime.artifact import Artifact, by_digest
+from .runtime.autograd import refuse_second
 from .runtime.errors import InputError, NotYetError
 
 _DIGEST = "digest:"
@@ -139,3 +140,4 @@ def _differentiate(ctx, do, dlse):
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
+_backward.register_autograd(refuse_second)

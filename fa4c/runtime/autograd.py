@@ -102,8 +102,13 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise NotYetError(
-            "gradients of fa4c.attention's gradients are not supported",
-            why="its backward is a kernel that has no backward of its own",
-            fix="leave out create_graph=True, or use torch's scaled_dot_product_attention (math backend) for second derivatives",
-        )
+        refuse_second(ctx)
+
+
+def refuse_second(ctx, *gradients):
+    """What autograd calls to differentiate a gradient."""
+    raise NotYetError(
+        "gradients of fa4c.attention's gradients are not supported",
+        why="its backward is a kernel that has no backward of its own",
+        fix="leave out create_graph=True, or use torch's scaled_dot_product_attention (math backend) for second derivatives",
+    )
