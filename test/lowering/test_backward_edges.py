@@ -9,7 +9,7 @@ import pytest
 from fa4c.lowering import build
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "runtime"))
-from edge_cases import CASES, run  # noqa: E402
+from edge_cases import CASES, Edge, blind, run  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +26,29 @@ ON_SM100A = CASES[::5]
 @pytest.mark.parametrize("case", ON_SM100A, ids=str)
 def test_edge_with_sums_in_tensor_memory(case, monkeypatch):
     monkeypatch.setenv("FA4C_TARGET", "sm_100a")
-    test_edge(case)
+    check(case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_edge(case):
-    results, rows = run(case, "emulator")
+    check(case)
+
+
+def check(case, **more):
+    results, rows = run(case, "emulator", **more)
     assert [row for row in rows if not row.ok] == []
     assert case.holds is None or case.holds(results)
+
+
+# Turns are counted over the CTAs that add to a block of queries: several blocks of keys, of which some add nothing to some.
+IN_TURNS = [
+    Edge("rows that see no key", 330, 290, options=dict(causal=True), holds=blind(40)),
+    Edge("fewer queries than keys", 140, 400, options=dict(causal=True)),
+    Edge("narrow window with empty rows", 330, 300, hq=2, options=dict(window=(40, 3))),
+    Edge("one query", 1, 300),
+]
+
+
+@pytest.mark.parametrize("case", IN_TURNS, ids=str)
+def test_edge_in_turns(case):
+    check(case, deterministic=True)

@@ -45,10 +45,10 @@ def inputs_of(case: Edge):
     return case.change(*made) if case.change else made
 
 
-def run(case: Edge, backend: str) -> tuple[dict, list]:
-    """(results and gradients by name, rows of the comparison)."""
+def run(case: Edge, backend: str, **more) -> tuple[dict, list]:
+    """(results and gradients by name, rows of the comparison); `more` are options that change no result."""
     q, k, v = (t.requires_grad_() for t in inputs_of(case))
-    o, lse = fa4c.attention(q, k, v, **case.options, return_lse=True, backend=backend)
+    o, lse = fa4c.attention(q, k, v, **case.options, return_lse=True, backend=backend, **more)
     generator = torch.Generator().manual_seed(4)
     do = case.gradient(o.detach()) if case.gradient else torch.randn(o.shape, generator=generator).bfloat16()
     dlse = torch.randn(lse.shape, generator=generator)
@@ -74,6 +74,10 @@ def far_below(q, k, v):
 
 def broadcast(q, k, v):
     return q, k[:, :, :1].expand(-1, -1, q.shape[2], -1), v[:, :, :1].expand(-1, -1, q.shape[2], -1)
+
+
+def one_entry(q, k, v):
+    return q, k[:1].expand(k.shape), v[:1].expand(v.shape)
 
 
 def one_projection(q, k, v):
@@ -147,4 +151,5 @@ CASES = [
     Edge("dO with far rows", 70, 70, options=CAUSAL, gradient=far_rows),
     Edge("expanded dO", 70, 90, gradient=lambda o: torch.ones((), dtype=o.dtype).expand(o.shape)),
     Edge("queries share keys, LSE in the loss", 70, 90, b=2, hq=4, hkv=2, options=CAUSAL, with_lse=True),
+    Edge("keys and values of one batch entry", 40, 50, b=2, hq=2, change=one_entry),
 ]
