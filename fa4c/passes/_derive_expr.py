@@ -113,11 +113,11 @@ class Scalars:
             return self.sub(a.operands[1], a.operands[0])
         if a.op == "arith.mulf" and a.operands[1].op == "const":
             return self.mul(a.operands[0], self.neg(a.operands[1]))
-        return self._through_guard(self.neg, a) or self.make("arith.negf", (a,), (), a.kind)
+        return self.through_guard(self.neg, a) or self.make("arith.negf", (a,), (), a.kind)
 
     def mul(self, a: Expr, b: Expr) -> Expr:
         """`a` is a gradient: where it is a choice between something and zero, the zero stays zero whatever `b` is there."""
-        guarded = self._through_guard(lambda x: self.mul(x, b), a)
+        guarded = self.through_guard(lambda x: self.mul(x, b), a)
         if guarded is not None:
             return guarded
         if a.op == "const" and b.op != "const":
@@ -139,7 +139,7 @@ class Scalars:
         return self._folded("arith.mulf", a, b, lambda x, y: x * y)
 
     def div(self, a: Expr, b: Expr) -> Expr:
-        guarded = self._through_guard(lambda x: self.div(x, b), a)
+        guarded = self.through_guard(lambda x: self.div(x, b), a)
         if guarded is not None:
             return guarded
         if b.op == "const" and b.attr not in (0.0,):
@@ -199,7 +199,8 @@ class Scalars:
                 return self.const(value, a.kind)
         return self.make(name, (a, b), (), a.kind)
 
-    def _through_guard(self, function, a: Expr) -> Expr | None:
+    def through_guard(self, function, a: Expr) -> Expr | None:
+        """Of a choice between something and zero, that choice between `function` of it and zero; None of anything else."""
         guard = _guard(a)
         return None if guard is None else self._guarded(guard[0], function(guard[1]), guard[2])
 

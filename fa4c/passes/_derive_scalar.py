@@ -123,11 +123,23 @@ def _negate(s, node, g):
     return (s.neg(g),)
 
 
+def _choose(s: Scalars, gradient: Expr, choice) -> Expr:
+    """choice(gradient); where the gradient itself is a choice between something and zero, it stays outermost, as `Scalars.mul` wants."""
+    return s.through_guard(lambda x: _choose(s, x, choice), gradient) or choice(gradient)
+
+
 def _extreme(first: str, second: str):
     def rule(s, node, g):
         a, b = node.operands
-        half = s.select(s.compare("oeq", a, b), s.mul(g, s.const(0.5, g.kind)), s.const(0.0, g.kind))
-        return s.select(s.compare(first, a, b), g, half), s.select(s.compare(second, a, b), g, half)
+
+        def toward(predicate: str):
+            def choice(g):
+                half = s.select(s.compare("oeq", a, b), s.mul(g, s.const(0.5, g.kind)), s.const(0.0, g.kind))
+                return s.select(s.compare(predicate, a, b), g, half)
+
+            return _choose(s, g, choice)
+
+        return toward(first), toward(second)
 
     return rule
 
@@ -179,7 +191,11 @@ def _rsqrt(s, node, g):
 def _absolute(s, node, g):
     x = node.operands[0]
     zero, nothing = s.const(0.0, x.kind), s.const(0.0, g.kind)
-    return (s.select(s.compare("ogt", x, zero), g, s.select(s.compare("olt", x, zero), s.neg(g), nothing)),)
+
+    def choice(g):
+        return s.select(s.compare("ogt", x, zero), g, s.select(s.compare("olt", x, zero), s.neg(g), nothing))
+
+    return (_choose(s, g, choice),)
 
 
 def _power(s, node, g):

@@ -121,6 +121,12 @@ def test_ties_zeros_and_large_values(name):
     np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-6, atol=1e-9)
 
 
+def behind_a_choice(e, x, name):
+    """where(x > 0, |log x|, 0), or of the maximum or minimum of log x and a number, which is log x where x = 2."""
+    bound = {"abs": [], "max": [e.const(-5.0, "f32")], "min": [e.const(5.0, "f32")]}[name]
+    return e.op("select", e.op("gt", x, e.const(0.0, "f32")), e.op(name, e.op("log", x), *bound), e.const(0.0, "f32"))
+
+
 def test_a_choice_leaves_no_nan_of_the_other_side():
     """where(x > 0, log x, 0) and 1 / x: the side not taken has an infinite derivative or value, and counts for nothing."""
     inputs, sizes = scores_of([0.0, -1.0, 2.0])
@@ -132,6 +138,7 @@ def test_a_choice_leaves_no_nan_of_the_other_side():
             [0, 0, 1.0],
         ),
         (lambda e, x: e.op("mul", e.const(2.0, "f32"), e.op("select", e.op("gt", x, e.const(0.0, "f32")), e.op("log", x), x)), [2, 2, 1.0]),
+        *((lambda e, x, name=name: behind_a_choice(e, x, name), zero) for name in ("abs", "max", "min")),
     ):
         module, function = function_of(one_by_one(body).text(), "attn-derive-backward{wrt=q}")
         with CONTEXT:
