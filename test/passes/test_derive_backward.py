@@ -346,7 +346,7 @@ REFUSED = sorted(EXAMPLES.glob("*.mlir")) + list(VARIANTS)
 @pytest.mark.parametrize("then", ["", ",attn-transpose-recompute,attn-simplify-mask"])
 @pytest.mark.parametrize("which", REFUSED, ids=lambda which: getattr(which, "stem", which))
 def test_the_tile_level_refuses_with_a_place(which, then):
-    """No backward is lowered yet, and none ends in anything but a diagnostic at a line of the forward."""
+    """Not cut into kernels (attn-outline-kernels), none is taken, and none ends in anything but a diagnostic at a line of the forward."""
     if isinstance(which, str):
         p = Program()
         p.qkv()
