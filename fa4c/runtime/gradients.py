@@ -53,14 +53,14 @@ def gradients(
     return total
 
 
-def rounded(forward: dict, backward: dict, inputs: dict[str, torch.Tensor], given: dict, wrt) -> dict[str, torch.Tensor]:
-    """{argument: gradient} for `wrt`, of the derived `backward`, float64 but for the casts that both trees are written with: of a kernel of
-    which nothing is inexact but the operands of its GEMMs and the results of the forward that it reads. Other arguments as in `gradients`.
+def derived(forward: dict, backward: dict, inputs: dict[str, torch.Tensor], given: dict, wrt, *, casts: bool) -> dict[str, torch.Tensor]:
+    """{argument: gradient} for `wrt`, of the derived `backward` in float64. With `casts` both trees' own casts round: of a kernel of which
+    nothing is inexact but the operands of its GEMMs and the results of the forward that it reads. Other arguments as in `gradients`.
     """
-    results = reference.evaluate(forward, inputs, casts=True)
+    results = reference.evaluate(forward, inputs, casts=casts)
     read = {name: results[name] for name in saved(forward, backward)}
     arriving = {name: given[result] for name, result in incoming(forward, backward).items()}
-    found = reference.evaluate(backward, {**inputs, **read, **arriving}, casts=True)
+    found = reference.evaluate(backward, {**inputs, **read, **arriving}, casts=casts)
     return {argument: found[name] for name, argument in outgoing(forward, backward).items() if argument in wrt}
 
 
