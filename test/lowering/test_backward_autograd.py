@@ -1,15 +1,22 @@
 """`fa4c.attention` under autograd with compiled kernels, executed by the emulator: which backward is compiled, where its gradients go."""
 
+import pathlib
+import sys
+
 import compiled
 import pytest
 import torch
 
 import fa4c
 from fa4c import api, torch_ops
+from fa4c.frontend.to_mlir import to_mlir
 from fa4c.frontend.variant import standard
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.lowering import build
 from fa4c.runtime import cache, check, execute, inputs
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "runtime"))
+from runtime_samples import attention_tree  # noqa: E402
 
 D = 64
 
@@ -71,6 +78,35 @@ def test_captured_slopes_and_a_file():
     o.backward(do)
     tree = fa4c.compile(variant, head_dim=D, dtype=torch.bfloat16).semantics
     assert slopes.grad.dtype == torch.float32 and right(tensors, {"o": do}, tree, slopes=slopes)
+
+
+@pytest.mark.parametrize("target, length, table", [("sm_90a", 192, 256), ("sm_100a", 64, 64)])
+def test_a_learned_temperature_and_a_mask_tensor(target, length, table):
+    """bugs.md B19: a captured scalar with a gradient. B5: a mask tensor larger than the tensors, loss = sum(o exp(LSE)). B7: a mask tensor,
+    S % 128 == 64, every score about -120."""
+    loads = [["load", "c"], ["mul", 2, 3]], [["load", "visible", 0, 1], ["const", 0, "i32"], ["ne", 2, 3]]
+    captures = [dict(name="c", axes=[], dims=[], dtype="f32", shape=[])]
+    captures += [dict(name="visible", axes=[], dims=["rows", "columns"], dtype="i32", shape=[None, None])]
+    scaled, places = [["x", 0], ["const", 0.125, "f32"], ["mul", 0, 1]], [["index", "i"], ["index", "j"]]
+    tree = attention_tree(score=scaled + loads[0], mask=places + loads[1], align="top_left", captures=captures)
+    captured = {"c": torch.tensor(0.7), "visible": torch.ones(table, table, dtype=torch.int32).tril()}
+    sizes = dict(b=1, hq=2, hkv=2, m=length, n=length, rows=table, columns=table)
+    given = inputs.make_inputs(tree, sizes, seed=1, given=captured) | captured
+    if length == 64:
+        given["q"].mul_(0.05)[..., 0], given["k"].mul_(0.05)[..., 0] = 1, -120 * 8 / 0.7
+    leaves = {n: t.requires_grad_(t.is_floating_point()) for n, t in given.items()}
+    q, k, v = (leaves[n] for n in "qkv")
+    captured = {n: leaves[n] for n in captured}
+    o, lse = fa4c.attention(q, k, v, variant=to_mlir(tree), captured=captured, return_lse=True, backend="emulator", target=target)
+    assert length == 192 or lse.max() < -110
+    weight = torch.exp(lse.detach())
+    do = torch.randn(o.shape).bfloat16() if length == 64 else weight.transpose(1, 2)[..., None].expand(o.shape).bfloat16()
+    dlse = (do.float() * o.detach().float()).sum(-1).transpose(1, 2)
+    torch.autograd.backward((o, lse), (do, dlse))
+    found, given = {n: leaves[n].grad for n in ("q", "k", "v", "c")}, {n: t.detach() for n, t in given.items()}
+    exact, eager = check.expected_gradients(tree, given, {"o": do, "lse": dlse}, found)
+    assert all(row.ok for row in check.check_gradients(tree, given, {"o": do, "lse": dlse}, found, exact=exact, eager=eager))
+    assert abs(found["c"] - exact["c"]) < 1e-4 * abs(exact["c"])  # eager's, in bf16, is a tenth off
 
 
 # Scores without Q and K: an example, what its score function yields, and what instead.
