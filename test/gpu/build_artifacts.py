@@ -7,7 +7,7 @@
 `--core`: only causal and full in bf16, whose speed `run_gpu.py --time` measures. `--direction both`: what is run backward; `bwd` builds
 faster and leaves out what goes through autograd. `--deterministic`: with sums in a fixed order (`NAME-det`), in bf16.
 `--of o,lse`: with a gradient that arrives through LSE too (`NAME-lse`). `--suite`: of direction both, plain in both dtypes, in a fixed
-order, odd head dims in both ways, through LSE, and each example for all head dims in bf16.
+order, odd head dims in both ways, through LSE, and each example for all head dims in both dtypes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def suite() -> list[tuple[str, str, tuple[int, int], tuple]]:
     found = [(*p, plain) for p in plan(False)] + [(*p, fixed) for p in plan(False, True)]
     found += [("causal", "bf16", dims, fixed) for dims in ODD_HEAD_DIMS]
     found += [(name, "bf16", (128, 128), lse) for name in ("causal", "full", "softcap")]
-    found += [(path.stem, "bf16", dims, plain) for path in sorted((ROOT / "examples").glob("*.mlir")) for dims in HEAD_DIMS]
+    examples = sorted((ROOT / "examples").glob("*.mlir"))
+    found += [(path.stem, dtype, dims, plain) for path in examples for dims in HEAD_DIMS for dtype in ("bf16", "fp16")]
     return sorted(dict.fromkeys(found), key=lambda p: -sum(p[2]))
 
 
