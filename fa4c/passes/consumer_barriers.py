@@ -108,7 +108,8 @@ class Consumer:
             before = operations[number - 1] if number and isinstance(operations[number - 1], warp.TurnTakeOp) else op
             with ir.InsertionPoint(before):
                 for key in reads[number]:
-                    if key not in self.waited:
+                    _, reader = key
+                    if key not in self.waited and reader == 0:  # a later one reads what this one has waited for, steps before
                         self.waited.add(key)
                         warp.WaitOp(state=self.states[key], loc=op.location)
                         self._branch()

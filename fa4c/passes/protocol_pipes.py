@@ -134,9 +134,18 @@ class PipeRules:
         key = (agent, place.pipe, place.group, place.stage, op.state)
         self.reads[key] = self.reads.get(key, 0) + 1
 
+    def holds(self, agent, place) -> bool:
+        """Whether a role knows a slot to be full: it has waited for it, by this state, or by another one that was here before."""
+        if not place.waited:
+            slot, ring = self.full(place), (place.pipe, place.group)
+            ahead = [p for p in agent.places.values() if (p.pipe, p.group) == ring and p is not place and not p.producer]
+            if slot.filled % 2 != place.phase and any(p.seen[place.stage] == slot.filled for p in ahead):
+                place.waited, place.released = True, False
+        return place.waited and not place.released
+
     def release(self, agent, op) -> None:
         place = agent.places[op.state]
-        if not place.waited or place.released:
+        if not self.holds(agent, place):
             raise op_diagnostic(op, "releases a slot that it does not hold", why="there was no wait, or it was released before")
         slot = self.slot(place)
         for group in [*agent.in_flight, agent.open_group]:

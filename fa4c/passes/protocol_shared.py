@@ -23,7 +23,7 @@ class SharedRules:
     def _check_slot(self, agent, op, buffer, state):
         """The slot, which is full and holds what `op` means."""
         place = agent.places[state]
-        if not place.waited or place.released:
+        if not self.holds(agent, place):
             raise op_diagnostic(
                 op,
                 "reads a slot of its buffer that was not waited for",
