@@ -88,10 +88,12 @@ class BufferOp(Operation, name="buffer"):
     """`stages` x rows x columns in shared memory from byte `offset` on; columns split into slabs one `swizzle` span wide.
 
     With swizzle 0 it holds one row, of f32; each stage starts at a multiple of 128 bytes, as TMA wants.
+    `interleaved`: of each 8 columns, f32, the even ones lie before the odd ones, as in the tensor that copies bring it from or take it to.
     """
 
     offset: ir.IntegerAttr
     swizzle: ir.IntegerAttr
+    interleaved: Any = optional(ir.BoolAttr, "false")
     out: ext.Result[Any]
 
     def verify_op(self) -> bool:
@@ -100,6 +102,8 @@ class BufferOp(Operation, name="buffer"):
             return op_error(self, f"gives {kind}", why="a buffer is a tensor<stages x rows x columns, #tile.smem>")
         if not has_known_elements(self, kind):
             return False
+        if self.interleaved.value and (str(kind.element_type) != "f32" or self.swizzle.value == 0):
+            return op_error(self, f"is interleaved, but gives {kind}", why="only f32 under a swizzle is", fix="remove interleaved")
         if self.swizzle.value == 0:
             return self._check_row(kind)
         if self.swizzle.value not in (32, 64, 128):

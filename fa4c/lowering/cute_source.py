@@ -21,6 +21,7 @@ from ..ir.tile_base import nested_in, nested_operations
 from ..ir.warp import bits_of
 from . import parameters, shared_states
 from .cute_maps import MapRules
+from .cute_matrices import MatrixRules, check_orders
 from .cute_tiles import TileRules
 from .cute_tmem import TMEM_RULES, TmemRules
 from .prelude import HELPERS, IMPORTS, prelude_for
@@ -42,11 +43,12 @@ def emit(module: ir.Module) -> dict[str, str]:
     """Kernel name -> CuTe-DSL source of the kernel and a function that launches it, in launch order. Raises Diagnostic for what has no
     rule.
     """
-    target = targets.of(module)
-    return {launch.name: _Kernel(launch, target).source() for launch in parameters.launches(module)}
+    target, launches = targets.of(module), parameters.launches(module)
+    check_orders(launches)
+    return {launch.name: _Kernel(launch, target).source() for launch in launches}
 
 
-class _Kernel(TileRules, TmemRules, MapRules):
+class _Kernel(TileRules, MatrixRules, TmemRules, MapRules):
     def __init__(self, launch: parameters.Launch, target: targets.Target):
         self.launch, self.kernel = launch, launch.kernel
         self.parameters = parameters.of_kernel(launch)
@@ -59,6 +61,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
         self.packed = target.fp32_packed  # fp32 operations of one instruction
         self.max_inputs = target.max_inputs
         self.sums_in_tmem = target.mma.accumulator == "tmem"
+        self.keeps = self.keeps_addresses()
 
     def source(self) -> str:
         function = Names([*_RESERVED, *_OF_THE_HOST]).fresh(self.kernel.sym_name.value)
@@ -89,7 +92,8 @@ class _Kernel(TileRules, TmemRules, MapRules):
         top = self.top
         top("tid, _, _ = cute.arch.thread_idx()")
         top("warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())")
-        top("base = cute.arch.get_dyn_smem(Int8, alignment=1024)")
+        base = "cute.arch.get_dyn_smem(Int8, alignment=1024)"
+        top(f"base = kept_pointer({base})" if self.keeps else f"base = {base}")
         if self.kernel.cluster.value > 1:
             top("cta_rank = cute.arch.block_idx_in_cluster()")
         for argument in self.kernel.body.blocks[0].arguments:
@@ -246,7 +250,7 @@ class _Kernel(TileRules, TmemRules, MapRules):
                 self.top(f"cute.arch.setmaxregister_{direction}({op.registers.value})")
             outer_top = self.top
             self.declared, self.header, self.views, self.top = {}, Lines(), Lines(), Lines()
-            self.leading, self.silent = shared_states.find(op.body.blocks[0]) if self.layout.whole_rows else ({}, set())
+            self.leading, self.silent = shared_states.find(op.body.blocks[0]) if self.layout.whole_rows or self.keeps else ({}, set())
             self.block(op.body.blocks[0])
             body, self.top = self.top, outer_top
             inner = op.active.value != count

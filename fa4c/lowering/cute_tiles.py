@@ -92,6 +92,9 @@ class TileRules:
 
         f32: rows 2i and 2i + 1 would read the same banks; odd rows take the 8 columns 16 further first, and exchange the two at the end.
         """
+        if op.buffer.owner.opview.interleaved.value:
+            self.load_matrices(op)
+            return
         span, slabs, rows, _ = self._slab(op.buffer)
         swizzle, wide = op.buffer.owner.opview.swizzle.value, warp.bits_of(op.buffer.type.element_type) == 32
         turned = wide and swizzle == 128
@@ -186,6 +189,9 @@ class TileRules:
     def store_shared(self, op) -> None:
         if self.layout.whole_rows:
             self.store_shared_rows(op)
+            return
+        if self.by_matrices(op):
+            self.store_matrices(op)
             return
         if warp.bits_of(op.source.type.element_type) == 32:
             self._store_pairs(op)

@@ -28,6 +28,31 @@ def hold(number):
     """A number of 32 bits in a register, of which the compiler does not know how it came about."""
     return prims.inline_ptx("mov.b32 $0, $1;", write_only_types=[Int32], read_only_args=[number])
 ''',
+    "keep": '''
+def keep(number):
+    """A number of 32 bits in a register of each thread. What the compiler can compute again, it does where registers are short: a sum of
+    the thread's number in each iteration of a loop, but no shuffle."""
+    return cute.arch.shuffle_sync(number, cute.arch.lane_idx())
+''',
+    "kept_pointer": '''
+def kept_pointer(pointer):
+    """The same for the begin of shared memory, which is one number for all."""
+    address = cute.arch.make_warp_uniform(pointer.toint())
+    return cute.make_ptr(pointer.dtype, address, cute.AddressSpace.smem, assumed_align=1024)
+''',
+    "store_matrices": '''
+def store_matrices(address, offset, words, number):
+    """Four 8 x 8 matrices of 16 bits, words[number] and the next three of each lane, into shared memory; a lane gives a row's address."""
+    text = f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0+{offset}], {{$1, $2, $3, $4}};"
+    prims.inline_ptx(text, read_only_args=[address, *(words[number + i] for i in range(4))])
+''',
+    "load_matrices": '''
+def load_matrices(address, offset, words, number):
+    """The same out of shared memory."""
+    text = f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$0, $1, $2, $3}}, [$4+{offset}];"
+    for i, word in enumerate(prims.inline_ptx(text, write_only_types=[Int32] * 4, read_only_args=[address])):
+        words[number + i] = word
+''',
     "truncated_div": '''
 def truncated_div(a, b):
     """a / b rounded towards zero; DSL and Python division round down."""
