@@ -34,7 +34,7 @@ SM90A_BACKWARD = {
     "attn to tile": "attn-to-tile",
     "tile": "tile-row-sum-by-mma,tile-pipeline,tile-l2-hints,tile-lpt-grid,tile-persistent",
     "tile to warp": "warp-specialize,cse",
-    "warp": "warp-insert-barriers,warp-check",
+    "warp": "warp-interleave-columns,warp-insert-barriers,warp-check",
 }
 
 # Where CTAs add to one dQ they take turns; sums of all of them to one number are stored and added up by kernels behind.
