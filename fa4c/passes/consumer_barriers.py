@@ -8,6 +8,7 @@ from ..ir import warp, warp_tmem
 from ..ir.diagnostics import op_diagnostic
 from ..ir.mlir import i64, ir
 from ..ir.tile import space_of
+from .live_fragments import pressure, registers
 from .protocol import fragments_touched
 from .protocol_state import byte_range
 from .shared_exchange import buffers_read
@@ -43,6 +44,7 @@ class Consumer:
         self.before_branch = set()  # of these, those filled before the scf.if around
         self.left_behind = set()  # fragments that were written in this block, before a branch: the compiler behind moves casts past it
         self.recent = set()  # fragments that were written in this block, since the last branch
+        self.pressure = None  # registers that fragments take, in the loop's body under way
         self.unsynced = set()  # buffers that lanes read themselves: they may not all be done
         self.adds_from_registers = any(isinstance(op, warp.GlobalAddOp) for op in operations_within(role.body.blocks[0]))
         self.tma_stored = {op.buffer for op in operations_within(role.body.blocks[0]) if isinstance(op, warp.TmaStoreOp)}
@@ -98,8 +100,10 @@ class Consumer:
         """Slots filled once in this block are waited for before the first operation that reads them, and released after the last."""
         operations = list(block.operations)
         self.left_behind, self.recent = set(), set()
+        own = pressure(block, self.role.active.value // 4) if _holds_quads(self.role) and block.owner.name == "scf.for" else None
         reads = [self._keys_within(op, level) for op in operations]
         for number, op in enumerate(operations):
+            self.pressure = own
             if op.operation.name == "scf.yield":
                 with ir.InsertionPoint(op):
                     self._retire(len(self.in_flight), op.location)
@@ -255,13 +259,19 @@ class Consumer:
     def _touched_next(self, op) -> tuple[set, set]:
         """What the operation behind column values reads and writes: it waits for MMAs before they are loaded, not after.
 
-        Else they would take registers while MMAs are in flight, when those are scarcest: ptxas serialises the MMAs then.
+        Else they would take registers while MMAs are in flight: where those are scarcest, ptxas serialises the MMAs then. Where it has more
+        elsewhere in the loop, nothing: they come under the MMAs.
         """
         operations = list(op.operation.block.operations)
         behind = operations[operations.index(op) + 1 :]
         reader = next((o for o in behind if not isinstance(o, warp.LoadColumnsOp)), None)
         if not isinstance(op, warp.LoadColumnsOp) or not isinstance(reader, warp.MapOp):
             return set(), set()
+        if self.pressure is not None:
+            in_flight = {f for group in self.in_flight for f in group.reads | group.writes}
+            held = self.pressure.before[op] | in_flight | {op.target}
+            if registers(held, self.role.active.value // 4) <= self.pressure.most:
+                return set(), set()
         return fragments_touched(reader)
 
     def _pay(self, reads: set, loc) -> None:
@@ -471,3 +481,7 @@ def operations_of(op) -> list:
 
 def place_type():
     return ir.Type.parse("!warp.place")
+
+
+def _holds_quads(role) -> bool:
+    return role.layout.value == "quads"
