@@ -50,6 +50,7 @@ PROMISES = {
     "tile-pipeline": {"interval": "+"},
     "tile-persistent": {"atomics": "-"},  # tiles from a queue, one number taken for each
     "warp-ping-pong": {"instructions.sync": "-"},
+    "warp-interleave-columns": {"instructions": "+"},
 }
 # On sm_100a one instruction multiplies two scores: at these lengths as many multiply dK and dQ behind the loop.
 PROMISED_ON = {"attn-sink-scale": ("sm_90a",)}

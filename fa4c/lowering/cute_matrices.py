@@ -15,6 +15,8 @@ from ..ir.tile_base import nested_operations
 from . import parameters
 from .source_text import comment
 
+_MANY = 3  # products in a loop, with two descriptors each: a forward has two, a part of a backward three or more
+
 
 class MatrixRules:
     """Mixed into the emitter of a kernel, as `TileRules`."""
@@ -22,11 +24,11 @@ class MatrixRules:
     def keeps_addresses(self) -> bool:
         """Whether threads keep addresses of shared memory in registers, and the pipes of a role share their slots and phases.
 
-        Where registers are short ptxas computes addresses again in each iteration of a loop, from the thread's number on. They are short
-        where MMAs read what the loop wrote: of the 562 instructions of a backward at head dim 128, 64 were for that.
+        Where registers are short ptxas computes them again in each iteration of a loop, from the thread's number and the CTA's place in its
+        cluster on: of the 562 instructions of a backward at head dim 128, 64 were for that. Loops of many products are those.
         """
-        operations = list(self.operations())
-        return not self.sums_in_tmem and any(isinstance(op, warp.StoreSharedOp) and _is_operand(op.buffer) for op in operations)
+        bodies = [op.regions[0].blocks[0] for op in self.operations() if op.operation.name == "scf.for"]
+        return not self.sums_in_tmem and any(sum(isinstance(op, warp.WgmmaOp) for op in body.operations) >= _MANY for body in bodies)
 
     def by_matrices(self, op) -> bool:
         """Whether a warp.store_shared is one of `store_matrices`, and not a copy of CuTe's, which computes each address by itself."""
