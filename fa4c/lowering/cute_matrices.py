@@ -15,20 +15,22 @@ from ..ir.tile_base import nested_operations
 from . import parameters
 from .source_text import comment
 
-_MANY = 3  # products in a loop, with two descriptors each: a forward has two, a part of a backward three or more
+# Products in a loop from which on threads keep addresses of shared memory in registers, and the pipes of a role share their slots and phases.
+# ptxas computes what it can again in each iteration, from the thread's number and the CTA's place in its cluster on: of 562 instructions of a
+# backward at head dim 128, 64 were for that. A forward's loop has two products, a part of a backward three or four.
+KEEP_ADDRESSES = 3
+# ... and the descriptors of what they read, two for each: another 49. At (192, 128), of three and four, it is 18 more.
+KEEP_DESCRIPTORS = 5
 
 
 class MatrixRules:
     """Mixed into the emitter of a kernel, as `TileRules`."""
 
-    def keeps_addresses(self) -> bool:
-        """Whether threads keep addresses of shared memory in registers, and the pipes of a role share their slots and phases.
-
-        Where registers are short ptxas computes them again in each iteration of a loop, from the thread's number and the CTA's place in its
-        cluster on: of the 562 instructions of a backward at head dim 128, 64 were for that. Loops of many products are those.
-        """
+    def most_products(self) -> int:
+        """In the body of a loop, where they sum in registers."""
         bodies = [op.regions[0].blocks[0] for op in self.operations() if op.operation.name == "scf.for"]
-        return not self.sums_in_tmem and any(sum(isinstance(op, warp.WgmmaOp) for op in body.operations) >= _MANY for body in bodies)
+        counts = [sum(isinstance(op, warp.WgmmaOp) for op in body.operations) for body in bodies]
+        return 0 if self.sums_in_tmem else max(counts, default=0)
 
     def by_matrices(self, op) -> bool:
         """Whether a warp.store_shared is one of `store_matrices`, and not a copy of CuTe's, which computes each address by itself."""

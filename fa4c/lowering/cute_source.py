@@ -21,7 +21,7 @@ from ..ir.tile_base import nested_in, nested_operations
 from ..ir.warp import bits_of
 from . import parameters, shared_states
 from .cute_maps import MapRules
-from .cute_matrices import MatrixRules, check_orders
+from .cute_matrices import KEEP_ADDRESSES, KEEP_DESCRIPTORS, MatrixRules, check_orders
 from .cute_tiles import TileRules
 from .cute_tmem import TMEM_RULES, TmemRules
 from .prelude import HELPERS, IMPORTS, prelude_for
@@ -32,7 +32,7 @@ from .thread_layout import LAYOUTS
 # What emitted text means by these names: imports, helpers, what every kernel or role has, and short ones for indices.
 _RESERVED = (
     *"cute cuda cutlass cudadrv prims warpgroup pipeline select_ base tid warp wg t cta_rank row0 col0 r g c kk lane lanes OperandMajorMode".split(),
-    *"BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr row col slot_tmem llvm nvvm".split(),
+    *"BFloat16 Float16 Float32 Int8 Int16 Int32 Int64 Boolean range_constexpr row col slot_tmem builtin llvm nvvm".split(),
     *HELPERS,
 )
 
@@ -61,7 +61,7 @@ class _Kernel(TileRules, MatrixRules, TmemRules, MapRules):
         self.packed = target.fp32_packed  # fp32 operations of one instruction
         self.max_inputs = target.max_inputs
         self.sums_in_tmem = target.mma.accumulator == "tmem"
-        self.keeps = self.keeps_addresses()
+        self.keeps, self.keeps_descriptors = (self.most_products() >= count for count in (KEEP_ADDRESSES, KEEP_DESCRIPTORS))
 
     def source(self) -> str:
         function = Names([*_RESERVED, *_OF_THE_HOST]).fresh(self.kernel.sym_name.value)

@@ -479,12 +479,15 @@ class TileRules:
                 text.append(f"{name}_A = cute.make_tensor({a}.iterator, cute.make_layout({name}.partition_shape_A((64, {depth}))))")
             else:
                 text += self._view(f"{name}_sA", op.a, major_a, part_a)
-                text.append(f"{name}_A = {name}.make_fragment_A({name}.get_slice(0).partition_A({name}_sA))")
+                text.append(f"{name}_A = {self._descriptors(f'{name}.make_fragment_A({name}.get_slice(0).partition_A({name}_sA))')}")
             text += self._view(f"{name}_sB", op.b, major, part_b)
-            text.append(f"{name}_B = {name}.make_fragment_B({name}.get_slice(0).partition_B({name}_sB))")
+            text.append(f"{name}_B = {self._descriptors(f'{name}.make_fragment_B({name}.get_slice(0).partition_B({name}_sB))')}")
             return text
 
         return self._declare(("mma", op.acc, op.a, op.b, major_a, major), lines, "mma")
+
+    def _descriptors(self, text: str) -> str:
+        return f"kept_descriptors({text})" if self.keeps_descriptors else text
 
     def _view(self, name: str, buffer, major: str, part: tuple[str, int] | None = None) -> list[str]:
         """A CuTe tensor over a buffer: (rows, columns, stages) K-major, (columns, rows, stages) MN-major; `part`: this warpgroup's so many

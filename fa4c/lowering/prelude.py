@@ -40,9 +40,20 @@ def kept_pointer(pointer):
     address = cute.arch.make_warp_uniform(pointer.toint())
     return cute.make_ptr(pointer.dtype, address, cute.AddressSpace.smem, assumed_align=1024)
 ''',
+    "kept_descriptors": '''
+def kept_descriptors(view):
+    """The same for the first one of a tensor of descriptors of shared memory: both halves, else ptxas may take registers of each thread for
+    them. The DSL offers no way to the number, and lowers its own type to it: what is cast to and fro is the number."""
+    first = view.iterator
+    number = Int64(builtin.unrealized_conversion_cast([Int64.mlir_type], [first]))
+    low, high = cute.arch.make_warp_uniform(Int32(number)), cute.arch.make_warp_uniform(Int32(number >> 32))
+    number = Int64(high) << 32 | Int64(low) & Int64(0xFFFFFFFF)
+    first = builtin.unrealized_conversion_cast([first.type], [number.ir_value()])
+    return cute.make_tensor(first, view.layout)
+''',
     "store_matrices": '''
 def store_matrices(address, offset, words, number):
-    """Four 8 x 8 matrices of 16 bits, words[number] and the next three of each lane, into shared memory; a lane gives a row's address."""
+    """Four 8 x 8 matrices of 16 bits, words[number] and the next three of each lane, into shared memory; lanes give a row's address."""
     text = f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0+{offset}], {{$1, $2, $3, $4}};"
     prims.inline_ptx(text, read_only_args=[address, *(words[number + i] for i in range(4))])
 ''',
@@ -205,5 +216,5 @@ def prelude_for(body: str) -> list[str]:
         wanted |= more
         calling = "".join(HELPERS[name] for name in more)
     lines = [line for name, text in HELPERS.items() if name in wanted for line in ["", *text.strip("\n").split("\n"), ""]]
-    dialects = [name for name in ("llvm", "nvvm") if any(f"{name}." in line for line in lines)]
+    dialects = [name for name in ("builtin", "llvm", "nvvm") if any(f"{name}." in line for line in lines)]
     return [_DIALECTS.format(", ".join(dialects)), *lines] if dialects else lines
