@@ -98,9 +98,11 @@ class Consumer:
 
     def _visit_block(self, block, level: int) -> None:
         """Slots filled once in this block are waited for before the first operation that reads them, and released after the last."""
-        operations = list(block.operations)
         self.left_behind, self.recent = set(), set()
         own = pressure(block, self.role.active.value // 4) if _holds_quads(self.role) and block.owner.name == "scf.for" else None
+        if own is not None:
+            self._before_guards(block, own)
+        operations = list(block.operations)
         reads = [self._keys_within(op, level) for op in operations]
         for number, op in enumerate(operations):
             self.pressure = own
@@ -224,6 +226,18 @@ class Consumer:
             written.discard(op.acc)  # what an MMA in flight sums into must not be moved for the next one
         self.in_flight.append(_Group({op.acc}, a_fragment, set(keys.items()), last))
         op.operation.erase()
+
+    def _before_guards(self, block, own) -> None:
+        """Column values of a map go in front of the guarded work before it, a mask, which waits for an MMA, if registers allow."""
+        guards, operands = [], set()  # of MMAs before them, which may be in flight
+        for op in list(block.operations):
+            if isinstance(op, warp.WgmmaOp):
+                operands |= {op.a} if space_of(op.a.type) == "reg" else set()
+            if isinstance(op, warp.LoadColumnsOp) and guards:
+                if registers(own.before[guards[0]] | operands | {op.target}, self.role.active.value // 4) <= own.most:
+                    op.operation.move_before(guards[0].operation)
+            else:
+                guards = [*guards, op] if isinstance(op, warp.WhenOp) else []
 
     def _plain_read(self, op, last: list) -> None:
         """Threads read a slot into registers: it is free behind that, unless an MMA in flight reads it too."""

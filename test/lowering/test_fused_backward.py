@@ -95,10 +95,11 @@ def test_what_an_iteration_waits_for():
     assert found["when f32"] == 2 and found["when bf16"] == 0
 
 
-@pytest.mark.parametrize(("head_dim", "early"), [(64, False), (96, True), (128, True)])
-def test_column_values_come_under_mmas_where_registers_allow(head_dim, early):
-    """LSE beside S and dP takes as many registers as P in 16 bits beside P and dP. At 64 P is cast when dP is no longer needed."""
-    text = compiled.level("full.mlir", "warp", direction="bwd", head_dim=(head_dim, head_dim))
+@pytest.mark.parametrize(("example", "head_dim", "early"), [("full", 64, False), ("full", 96, True), ("causal", 128, True)])
+def test_column_values_come_under_mmas_where_registers_allow(example, head_dim, early):
+    """LSE beside S and dP takes as many registers as P in 16 bits beside P and dP. At 64 P is cast when dP is no longer needed.
+    Nor does it wait for the mask."""
+    text = compiled.level(f"{example}.mlir", "warp", direction="bwd", head_dim=(head_dim, head_dim))
     names = re.findall(r'"warp\.(wgmma|load_columns|wgmma_wait|map)"\(', text.split('sym_name = "reduce"')[1])
     found = [names[n - 1] for n, name in enumerate(names) if name == "load_columns"]
     assert found[:2] == ["wgmma" if early else "wgmma_wait", "wgmma_wait"]
