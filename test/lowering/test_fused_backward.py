@@ -105,6 +105,20 @@ def test_column_values_come_under_mmas_where_registers_allow(example, head_dim, 
     assert found[:2] == ["wgmma" if early else "wgmma_wait", "wgmma_wait"]
 
 
+def test_a_slot_is_waited_for_once():
+    """Where dK of a block comes a step behind its S: K, V; Q and dO in front of the loop and in it, and neither by dK."""
+    text = compiled.level("full.mlir", "warp", direction="bwd", head_dim=(192, 128))
+    kernel = text.split('sym_name = "full_bwd_dk_dv"')[0].rpartition('"warp.kernel"')[2]
+    assert kernel.split('sym_name = "load"')[1].count('"warp.wait"(') == 6
+
+
+def test_an_order_of_columns_that_not_all_kernels_see_is_refused():
+    text = compiled.level("full.mlir", "warp", direction="bwd", head_dim=(64, 64))
+    assert len(re.findall("interleaved = true, ", text)) == 2  # the sum of dQ, in the kernel that adds and in the one that casts
+    first = r"(?s)interleaved = true, (.*interleaved = true)"
+    compiled.check_refused(text, first, r"\1", "in another order than what is before")
+
+
 def test_with_more_registers_it_overlaps_blocks():
     found, _, stages, alive = plan(128, registers=2 * 65536, max_registers_per_thread=512)
     assert max(stages) >= 1 and alive > 208
