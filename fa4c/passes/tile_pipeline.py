@@ -26,9 +26,8 @@ A schedule whose tiles need more registers than a thread has is taken only if no
 Where even the best one does, MMAs with an operand in registers wait for the elementwise work.
 
 Options: `stages`, at most so many (1: no overlap between iterations; 0: chosen); `buffers`, so many for every load of such loops (0: as
-the loads say); `ahead`: where nothing overlaps, so many products of loaded tiles come a step early if registers allow. A `stage` that an
-operation already has is kept, and so is an `order` relative to those of other operations, or refused naming what it would break. Runs after
-all passes that add or change operations of the loop.
+the loads say). A `stage` that an operation already has is kept, and so is an `order` relative to those of other operations, or refused
+naming what it would break. Runs after all passes that add or change operations of the loop.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ from .streams import COMPUTE, MMA, stream_of
 
 
 @register_pass("tile-pipeline")
-def tile_pipeline(module: ir.Module, *, stages: int = 0, buffers: int = 0, ahead: int = 0) -> None:
-    for name, value in (("stages", stages), ("buffers", buffers), ("ahead", ahead)):
+def tile_pipeline(module: ir.Module, *, stages: int = 0, buffers: int = 0) -> None:
+    for name, value in (("stages", stages), ("buffers", buffers)):
         if value < 0:
             raise Diagnostic(f"{name}={value} is no count", fix=f"give a positive number, or {name}=0 to leave it open")
     target = targets.of(module)
@@ -61,7 +60,7 @@ def tile_pipeline(module: ir.Module, *, stages: int = 0, buffers: int = 0, ahead
             for op in loop.regions[0].blocks[0].operations:
                 if isinstance(op, tile.LoadOp):
                     op.attributes["buffers"] = i64(buffers)
-        plan = plan_loop(loop, target, stages=stages, ahead=ahead)
+        plan = plan_loop(loop, target, stages=stages)
         set_schedule(plan)
         if not buffers:
             shared_savings.make_room(plan.loop, list(zip(plan.stages, plan.orders, strict=True)), target)
@@ -83,7 +82,7 @@ def set_schedule(plan: LoopPlan) -> None:
         op.attributes["stage"], op.attributes["order"] = i64(stage), i64(order)
 
 
-def plan_loop(loop, target, *, stages: int = 0, ahead: int = 0) -> LoopPlan:
+def plan_loop(loop, target, *, stages: int = 0) -> LoopPlan:
     """The schedule of one `scf.for`; changes nothing."""
     graph_of = loop_graph.build(loop, target)
     pins = _Pins(graph_of)
@@ -103,9 +102,6 @@ def plan_loop(loop, target, *, stages: int = 0, ahead: int = 0) -> LoopPlan:
         raise _refusal(graph_of, pins, stages, error) from None
     if _short_of_registers(graph_of, found, target):
         found = _later_mmas(graph_of, lambda g: modulo.pipeline(g, movable, excess=excess, **asked), found)
-    if ahead and not any(found.stages):
-        other = _ahead(graph_of, found, ahead)
-        found = found if _short_of_registers(graph_of, other, target) else other
     places = _with_loads(graph_of, found, pins)
     _check_buffers(graph_of, places)
     return LoopPlan(graph_of, found.ii, *map(list, zip(*places, strict=True)), exact=found.exact)
@@ -145,28 +141,6 @@ def _later_mmas(graph_of: LoopGraph, solve, found: modulo.Schedule) -> modulo.Sc
     except modulo.Unschedulable:
         return found
     return other if _alive(graph_of, other) < _alive(graph_of, found) else found
-
-
-def _ahead(graph_of: LoopGraph, found: modulo.Schedule, count: int) -> modulo.Schedule:
-    """A schedule without overlap, but the first `count` products of loaded tiles, which come a step early: behind the last MMA of the step
-    before, so that they run under the elementwise work behind that. As it was where they would overwrite what is read later.
-    """
-    graph, mmas = graph_of.graph, [i for i in found.order if isinstance(graph_of.ops[i], tile.MmaOp)]
-    made = [result for i in graph.stepped() for result in graph_of.ops[i].operation.results]
-    early = [i for i in mmas if not any(v in made for v in graph_of.ops[i].operation.operands)][:count]
-    last = max((i for i in mmas if i not in early), key=found.order.index, default=None)
-    if last is None:
-        return found
-    rest = [i for i in found.order if i not in early]
-    behind = rest.index(last) + 1
-    order = [*rest[:behind], *early, *rest[behind:]]
-    stages = [int(i not in early) for i in range(len(graph.ops))]
-    for e in graph.edges:
-        between = modulo.step_distance(e, stages)
-        inside = e.src not in graph.free and e.dst not in graph.free
-        if inside and (between < e.steps or (between == 0 and e.ordered and order.index(e.src) >= order.index(e.dst))):
-            return found
-    return replace(found, stages=stages, order=order)
 
 
 def _readers(graph_of: LoopGraph, i: int) -> list[int]:
