@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -151,6 +151,8 @@ class _Run:
                 self._add(rules.address_words(op, 1), int(times.sum()))
             elif isinstance(op, warp.ElectOp):
                 self.block(op.body.blocks[0], env, times, role)
+            elif isinstance(op, warp.SlotOwnerOp):
+                self.block(op.body.blocks[0], env, times, replace(role, warps=1))
             elif isinstance(op, warp.WhenOp):
                 self._when(op, env, times, role)
             elif any(result in self.needed for result in op.operation.results):

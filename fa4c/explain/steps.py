@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import targets
 from ..ir import tile, warp
@@ -166,6 +166,8 @@ def _body_work(block, target, role) -> Counter:
     for op in block.operations:
         if isinstance(op, warp.ElectOp):
             counts.update(_body_work(op.body.blocks[0], target, role))
+        elif isinstance(op, warp.SlotOwnerOp):
+            counts.update(_body_work(op.body.blocks[0], target, replace(role, warps=1)))
         elif not isinstance(op, warp.WhenOp):
             counts.update(rules.work(op, target, role))
     return counts

@@ -26,6 +26,7 @@ from .warp_base import (  # noqa: F401
     PipelineOp,
     ReleaseOp,
     RoleOp,
+    SlotOwnerOp,
     StateOp,
     TensorMapOp,
     TurnGiveOp,

@@ -338,6 +338,22 @@ class ElectOp(Operation, name="elect", traits=[ir.NoTerminatorTrait]):
         )
 
 
+class SlotOwnerOp(Operation, name="slot_owner", traits=[ir.NoTerminatorTrait]):
+    """The role's active warps share the slots of the pipe of `state`, each has one: the body runs in the warp whose number among them is
+    the slot's. So what one slot waits for does not hold up the next one."""
+
+    state: ext.Operand[Any]
+    body: ext.Region
+
+    def verify_op(self) -> bool:
+        if not has_work(self) or not made_by(self, "state", self.state, StateOp):
+            return False
+        role, stages = _role_around(self), self.state.owner.opview.pipe.owner.opview.stages.value
+        return role is None or role.active.value == stages or op_error(
+            self, f"shares {stages} slots among {role.active.value} warps", why="each has one of its own", fix="change the role's active warps"
+        )
+
+
 class BarrierOp(Operation, name="barrier"):
     """Named barrier `id`: of each warpgroup apart (ids id, id + 1, ...; `scope` "warpgroup"), or of all warps of the role ("role")."""
 
@@ -381,6 +397,14 @@ class FenceAsyncOp(Operation, name="fence_async"):
     """This thread's writes to shared memory become visible to the async proxy (TMA, MMAs); with `cluster` those to its peer's too."""
 
     cluster: Any = optional(ir.BoolAttr, "false")
+
+
+def _role_around(op):
+    """The role of an operation; None while it is under construction."""
+    operation = op.operation.parent
+    while operation is not None and operation.name != "warp.role":
+        operation = operation.parent
+    return None if operation is None else operation.opview
 
 
 def cluster_around(op) -> int:

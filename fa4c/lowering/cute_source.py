@@ -441,6 +441,10 @@ class _Kernel(TileRules, MatrixRules, TmemRules, MapRules):
         with self.top.block(f"if {first}:") if first else contextlib.nullcontext(), self.top.block("if prims.elect_sync():"):
             self.block(op.body.blocks[0])
 
+    def slot_owner(self, op) -> None:
+        with self.top.block(f"if warp == {list(self.role.warps)[0]} + {self.operand(op.state)}:"):
+            self.block(op.body.blocks[0])
+
     def barrier(self, op) -> None:
         if op.scope.value == "warpgroup":
             self.top(f"cute.arch.barrier(barrier_id={op.id.value} + wg, number_of_threads=128)")
@@ -485,6 +489,7 @@ _RULES = {
     warp.ArriveOp: _Kernel.arrive,
     warp.AdvanceOp: _Kernel.advance,
     warp.ElectOp: _Kernel.elect,
+    warp.SlotOwnerOp: _Kernel.slot_owner,
     warp.BarrierOp: _Kernel.barrier,
     warp.TurnInitOp: _Kernel.turn_init,
     warp.TurnTakeOp: _Kernel.turn_take,

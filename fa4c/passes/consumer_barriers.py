@@ -488,7 +488,7 @@ def operations_within(block) -> list:
 
 
 def operations_of(op) -> list:
-    if op.operation.name in CONTROL or isinstance(op, (warp.ElectOp, warp.WhenOp)):
+    if op.operation.name in CONTROL or isinstance(op, (warp.ElectOp, warp.SlotOwnerOp, warp.WhenOp)):
         return [inner for region in op.operation.regions for block in region.blocks for inner in operations_within(block)]
     return []
 

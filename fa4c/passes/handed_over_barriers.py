@@ -29,11 +29,17 @@ class HandedOver:
     reused: bool
     takes: list = field(default_factory=list)
     pipe: object = None
+    shared: bool = False  # the reader's warps share its slots
 
     @property
     def groups(self) -> int:
         """Parts that are handed over one by one."""
         return len({_group_of(op) for op in self.takes})
+
+    @property
+    def releases(self) -> int:
+        """Warps that give a slot back."""
+        return (1 if self.shared else self.reader.active.value) if self.reused else 0
 
     @property
     def fills(self) -> int:
@@ -55,7 +61,22 @@ def find(roles) -> dict:
                 one.takes.append(op)
     for one in found.values():
         _check_groups(one)
+    for role in roles:
+        _share_slots(role, [one for one in found.values() if one.reader == role])
     return found
+
+
+def _share_slots(role, handed: list) -> None:
+    """Where a role waits for turns, each slot gets a warp, as far as there are any: for one to see its turn, to add, to know that the
+    addition is complete and to count takes some 2 us, as long as the threads that fill a slot take."""
+    counts = [op for op in operations_within(role.body.blocks[0]) if isinstance(op, (warp.WaitCountOp, warp.AddCountOp))]
+    takes = [op for one in handed for op in one.takes]
+    if len(counts) != 2 or len(takes) != 1 or len({op.operation.block for op in (*counts, *takes)}) != 1:
+        return
+    stages, warps = takes[0].buffer.type.shape[0], len(list(role.warps))
+    handed[0].shared = handed[0].reused and 1 < stages <= warps
+    if handed[0].shared:
+        role.attributes["active"] = i64(stages)
 
 
 def _handed_over(op, role, roles) -> HandedOver:
@@ -91,7 +112,7 @@ class Taker:
     """A role that takes what others hand over: wait for it, copy, give the slot back as soon as it is read.
 
     One thread waits for turns, and counts once its additions are complete. The others wait for it there: lanes that wait at an mbarrier
-    meanwhile could hold it up.
+    meanwhile could hold it up. Where the role's warps share slots, that is done by the one that has the slot.
     """
 
     def __init__(self, role, handed):
@@ -106,6 +127,23 @@ class Taker:
 
     def run(self) -> None:
         self._visit(self.role.body.blocks[0])
+        for buffer, one in self.handed.items():
+            if one.reader == self.role and one.shared:
+                self._give_to_owner(self.states[buffer, None])
+
+    def _give_to_owner(self, state) -> None:
+        """From the wait for the turn on to the count, all but the step to the next slot is done by the warp that has the slot."""
+        counts = [op for op in operations_within(self.role.body.blocks[0]) if isinstance(op, (warp.WaitCountOp, warp.AddCountOp))]
+        first, last = (op.operation.parent for op in counts)  # the elects
+        operations = [op.operation for op in first.block.operations]
+        with ir.InsertionPoint(first), counts[0].location:
+            owner = warp.SlotOwnerOp(state=state)
+        body = owner.body.blocks.append()
+        for op in operations[operations.index(first) : operations.index(last) + 1]:
+            if not isinstance(op.opview, warp.Operation):
+                op.move_before(owner.operation)  # a scalar
+            elif not isinstance(op.opview, warp.AdvanceOp):
+                body.append(op)
 
     def _visit(self, block) -> None:
         run: list = []

@@ -152,6 +152,10 @@ class _Machine(PipeRules, SharedRules, TmemRules):
             elif kind is warp.ElectOp:
                 if agent.group == 0 or op.scope.value != "role":
                     yield from self.walk(agent, body)
+            elif kind is warp.SlotOwnerOp:  # one warp after the other; what they do at the same time, the emulator shows
+                warps, agent.warps = agent.warps, 1
+                yield from self.walk(agent, body)
+                agent.warps = warps
             elif kind is warp.WhenOp:
                 if agent.scalars.rng.random() < 0.5:  # what it decides on is data
                     yield from self.walk(agent, body)

@@ -66,7 +66,7 @@ def _tree(block) -> list:
     """[(operation, type, body or None)], maps' regions left out."""
     nodes = []
     for op in block.operations:
-        nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, (warp.ElectOp, warp.WhenOp, warp.WalkOp))
+        nested = op.operation.name in ("scf.for", "scf.if") or isinstance(op, (warp.ElectOp, warp.SlotOwnerOp, warp.WhenOp, warp.WalkOp))
         nodes.append((op, type(op), _tree(op.operation.regions[0].blocks[0]) if nested else None))
     return nodes
 

@@ -167,24 +167,28 @@ class _Static:
             raise op_diagnostic(op, f"is of {op.ctas.value} CTAs, but the kernel's MMAs are of {made[0].ctas.value}",
                                 why="a commit tracks MMAs of its own cta_group (PTX ISA)", fix=f"give it ctas = {made[0].ctas.value}")
 
-    def _role_body(self, role, block, elect) -> None:
-        """What only one thread may do is in an elect, what takes a whole warp or warpgroup is not, and register tiles fit the role."""
+    def _role_body(self, role, block, elect, warps=None) -> None:
+        """What only one thread may do is in an elect, what takes a whole warp or warpgroup is not, and register tiles fit the role.
+
+        `warps`: how many run the block, if not all that are active.
+        """
+        warps = role.active.value if warps is None else warps
         for op in block.operations:
             self._pair(role, op)
             if isinstance(op, _ONE_THREAD):
-                self._one_thread(role, op, elect)
+                self._one_thread(warps, op, elect)
             elif isinstance(op, warp.Operation) and elect is not None and not isinstance(op, _ANY_THREADS):
                 raise op_diagnostic(op, "is done by one thread", why="it takes all threads of a warp", fix="move it out of warp.elect")
             if isinstance(op, _WARPGROUP) or (isinstance(op, warp.BarrierOp) and op.scope.value == "warpgroup"):
                 self._warpgroup(role, op)
             if not isinstance(op, warp.MapOp):
                 for inner in (inner for region in op.operation.regions for inner in region.blocks):
-                    self._role_body(role, inner, op if isinstance(op, warp.ElectOp) else elect)
+                    alone = isinstance(op, warp.SlotOwnerOp)
+                    self._role_body(role, inner, op if isinstance(op, warp.ElectOp) else elect, 1 if alone else warps)
 
-    def _one_thread(self, role, op, elect) -> None:
+    def _one_thread(self, warps: int, op, elect) -> None:
         if elect is None:
             raise op_diagnostic(op, "is done by all threads", why="one thread must do it", fix="put it into warp.elect")
-        warps = role.active.value
         threads = {"warp": warps, "warpgroup": max(1, warps // 4), "role": 1}[elect.scope.value]
         wanted = max(1, warps // 4) if isinstance(op, _ONE_OF_A_WARPGROUP) else 1
         if threads != wanted:

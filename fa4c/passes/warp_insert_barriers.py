@@ -153,7 +153,7 @@ class _Kernel:
                 pipes.append(ring.pipe)
                 at += 8 * stages * (2 if ring.reused else 1)
             for buffer, handed in self.handed.items():
-                stages, arrivals = buffer.type.shape[0], handed.reader.active.value if handed.reused else 0
+                stages, arrivals = buffer.type.shape[0], handed.releases
                 handed.pipe = _pipeline(stages, at, 0, arrivals, buffer.owner.location, fills=handed.fills, groups=handed.groups)
                 pipes.append(handed.pipe)
                 at += 8 * stages * handed.groups * (2 if handed.reused else 1)
