@@ -350,7 +350,7 @@ class SlotOwnerOp(Operation, name="slot_owner", traits=[ir.NoTerminatorTrait]):
             return False
         role, stages = _role_around(self), self.state.owner.opview.pipe.owner.opview.stages.value
         return role is None or role.active.value == stages or op_error(
-            self, f"shares {stages} slots among {role.active.value} warps", why="each has one of its own", fix="change the role's active warps"
+            self, f"shares {stages} slots among {role.active.value} warps", why="each has one of its own", fix=f"make active = {stages}"
         )
 
 

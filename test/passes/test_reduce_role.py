@@ -16,12 +16,13 @@ UNORDERED = ("attn-fold-scale,attn-derive-backward,attn-exp-to-exp2,attn-split-b
              "attn-transpose-recompute,attn-simplify-mask,attn-to-tile")
 TO_TILES = f"{UNORDERED},tile-deterministic-reduction,tile-pipeline{{stages=1}}"
 TO_WARPS = f"{TO_TILES},warp-specialize,cse,warp-insert-barriers"
+TWO_SLOTS = TO_WARPS.replace("tile-pipeline{stages=1}", "tile-pipeline")
 
 
 @functools.cache
-def text_of(pipeline: str, emit: str) -> str:
+def text_of(pipeline: str, emit: str, d: int = 64) -> str:
     source = (EXAMPLES / "full.mlir").read_text()
-    return compile_text(source, "full.mlir", emit=emit, locations=False, direction="bwd", pipeline=pipeline, head_dim=(64, 64))
+    return compile_text(source, "full.mlir", emit=emit, locations=False, direction="bwd", pipeline=pipeline, head_dim=(d, d))
 
 
 def said(text: str, pipeline: str = "warp-check") -> str:
@@ -72,10 +73,33 @@ def test_one_thread_adds():
     assert "done by all threads" in said("\n".join(lines[:first] + lines[first + 1:first + 4] + lines[first + 5:]))
 
 
+ROLE = r'active = (\d+) : i64, registers = (\d+) : i64, sym_name = "(\w+)", warps = array<i64: ([\d, ]+)>'
+
+
 def test_roles_share_the_first_warpgroup():
-    text = text_of(TO_WARPS, "warp")
-    roles = re.findall(r'active = (\d+) : i64, registers = (\d+) : i64, sym_name = "(\w+)", warps = array<i64: ([\d, ]+)>', text)
-    assert ("1", "24", "load", "0") in roles and ("1", "24", "reduce", "1, 2, 3") in roles
+    """Where additions have an order, each of the two slots of dQ has a warp: what one waits for does not hold up the other."""
+    roles = re.findall(ROLE, text_of(TWO_SLOTS, "warp", 128))
+    assert ("1", "24", "load", "0") in roles and ("2", "24", "reduce", "1, 2, 3") in roles
+    assert ("1", "24", "reduce", "1, 2, 3") in re.findall(ROLE, text_of(TO_WARPS, "warp"))  # one slot
+    unordered = text_of(TWO_SLOTS.replace("tile-deterministic-reduction,", ""), "warp", 128)
+    assert ("1", "24", "reduce", "1, 2, 3") in re.findall(ROLE, unordered) and "slot_owner" not in unordered
+
+
+def test_the_owner_of_a_slot_does_all_but_the_step_to_the_next_one():
+    lines = text_of(TWO_SLOTS, "warp", 128).split("\n")
+    first = next(n for n, line in enumerate(lines) if "warp.slot_owner" in line)
+    indent = lines[first].index('"')
+    last = next(n for n in range(first, len(lines)) if lines[n].startswith(" " * indent + "})"))
+    state, owned = re.search(r"slot_owner\"\((%\w+)\)", lines[first])[1], "\n".join(lines[first:last])
+    order = ["wait_count", "wait", "tma_add", "release", "add_count"]
+    assert re.findall(rf"warp\.({'|'.join(order)})\"", owned) == order
+    assert "warp.advance" not in owned and f'"warp.advance"({state})' in lines[last + 1]
+    pipe = re.search(rf"{state} = \"warp.state\"\((%\w+)\)", "\n".join(lines))[1]
+    made = next(line for line in lines if line.strip().startswith(f'{pipe} = "warp.pipeline"'))
+    assert "arrivals = 1 :" in made and "stages = 2 :" in made
+    alone = "\n".join(lines).replace('active = 2 : i64, registers = 24', 'active = 1 : i64, registers = 24')
+    with new_context(), pytest.raises(Exception, match="shares 2 slots among 1 warps"):
+        parse_module(alone, "kernel.mlir")
 
 
 def test_it_counts_for_blocks_that_the_loop_leaves_out():
