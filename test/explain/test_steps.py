@@ -214,7 +214,7 @@ warp.kernel warp.tensor_map warp.buffer warp.pipeline warp.init_barriers warp.cl
 warp.arm warp.wait warp.release warp.advance warp.elect warp.barrier warp.turn_init warp.turn_take warp.turn_give warp.fence_async
 warp.sync_warp warp.store_commit warp.wait_count warp.store_wait warp.store_rows warp.fragment warp.fill warp.copy warp.wgmma_fence
 warp.wgmma_commit warp.wgmma_wait warp.when warp.ptx warp.tmem_alloc warp.tmem_free warp.tmem warp.tcgen05_commit warp.arrive warp.tmem_wait
-warp.row_box warp.link warp.signal warp.await""".split())
+warp.row_box warp.link warp.signal warp.await warp.slot_owner""".split())
 
 
 def test_trips_at_once_are_trips_one_by_one(monkeypatch):

@@ -61,6 +61,8 @@ ADD = """    "warp.tma_add"({0}) {{operandSegmentSizes = array<i32: 1, 1, 0, {2}
     "warp.fence_async\""""
 PUT = ADD.replace("tma_add", "tma_put").replace("{{operand", "{{group = {3}, operand")
 COUNT = '    "warp.{0}_count"({1}) : ({2}) -> ()\n    "warp.fence_async"'
+RELEASE = '"warp.release"(%state) : (!warp.place)'
+OWNER = '"warp.slot_owner"({0}) ({{ "warp.fence_async"() : () -> () }}) : ({1})'
 I1, F32 = "tensor<128xi1, #tile.reg>", "tensor<128xf32, #tile.reg>"
 REFUSED = {
     "kernel": [
@@ -262,6 +264,11 @@ REFUSED = {
         ]
         for name in ("acquire", "arm", "wait", "release", "advance")
     },
+    "slot_owner": [
+        (RELEASE, OWNER.format("%ring", "!warp.pipe"), "needs state made by 'warp.state'"),
+        (RELEASE, OWNER.format("%state", "!warp.place"), "shares 4 slots among 8 warps"),
+        (RELEASE, OWNER.format("%state", "!warp.place").replace('"warp.fence_async"() : () -> ()', ""), "needs one block in region 'body'"),
+    ],
     "arrive": [('"warp.release"(%state) : (!warp.place)', '"warp.arrive"(%ring) : (!warp.pipe)', "needs state made by 'warp.state'")],
 }
 # What has neither operands nor attributes can only be given too much of them, which the fuzz test does.
