@@ -69,11 +69,13 @@ def find(roles) -> dict:
 def _share_slots(role, handed: list) -> None:
     """Where a role waits for turns, each slot gets a warp, as far as there are any: for one to see its turn, to add, to know that the
     addition is complete and to count takes some 2 us, as long as the threads that fill a slot take."""
-    counts = [op for op in operations_within(role.body.blocks[0]) if isinstance(op, (warp.WaitCountOp, warp.AddCountOp))]
-    takes = [op for one in handed for op in one.takes]
-    if len(counts) != 2 or len(takes) != 1 or len({op.operation.block for op in (*counts, *takes)}) != 1:
+    steps = [op for op in operations_within(role.body.blocks[0]) if isinstance(op, (warp.WaitCountOp, *TAKES, warp.AddCountOp))]
+    order, blocks = (warp.WaitCountOp, TAKES, warp.AddCountOp), {op.operation.block for op in steps}
+    if len(steps) != 3 or not all(isinstance(op, kind) for op, kind in zip(steps, order, strict=True)):
         return
-    stages, warps = takes[0].buffer.type.shape[0], len(list(role.warps))
+    if len(blocks) != 1 or any(op.operation.name in CONTROL for op in blocks.pop().operations):
+        return
+    stages, warps = steps[1].buffer.type.shape[0], len(list(role.warps))
     handed[0].shared = handed[0].reused and 1 < stages <= warps
     if handed[0].shared:
         role.attributes["active"] = i64(stages)
