@@ -135,11 +135,12 @@ class PipeRules:
         self.reads[key] = self.reads.get(key, 0) + 1
 
     def holds(self, agent, place) -> bool:
-        """Whether a role knows a slot to be full: it has waited for it, by this state, or by another one that was here before."""
+        """Whether a role knows a slot to be full: it has waited for it, by this state, or by another one that was here before and has not
+        given it back."""
         if not place.waited:
             slot, ring = self.full(place), (place.pipe, place.group)
             ahead = [p for p in agent.places.values() if (p.pipe, p.group) == ring and p is not place and not p.producer]
-            if slot.filled % 2 != place.phase and any(p.seen[place.stage] == slot.filled for p in ahead):
+            if slot.filled % 2 != place.phase and agent in slot.readers and any(p.seen[place.stage] == slot.filled for p in ahead):
                 place.waited, place.released = True, False
         return place.waited and not place.released
 

@@ -100,7 +100,12 @@ def test_a_slot_is_waited_for_once():
     """Where dK of a block comes a step behind its S: K, V; Q and dO in front of the loop and in it, and neither by dK."""
     text = compiled.level("full.mlir", "warp", direction="bwd", head_dim=(192, 128))
     kernel = text.split('sym_name = "full_bwd_dk_dv"')[0].rpartition('"warp.kernel"')[2]
-    assert kernel.split('sym_name = "load"')[1].count('"warp.wait"(') == 6
+    role = kernel.split('sym_name = "load"')[1]
+    assert role.count('"warp.wait"(') == 6
+    first, _, second = re.search(r'(%\w+) = "warp.state"\((%\w+)\).*\n\s*(%\w+) = "warp.state"\(\2\)', role).groups()
+    early = re.sub(rf'.*"warp.release"\({second}\).*\n', "", role)
+    early = re.sub(rf'.*"warp.advance"\({first}\)', rf'"warp.release"({first}) : (!warp.place) -> ()\n\g<0>', early)
+    compiled.check_refused(text, re.escape(role), lambda _: early, "reads a slot of its buffer that was not waited for")
 
 
 def test_an_order_of_columns_that_not_all_kernels_see_is_refused():
