@@ -72,6 +72,8 @@ _QUADS_ONLY = (
 _LANES_ONLY = (
     warp_tmem.TmemLoadOp, warp_tmem.TmemStoreOp, warp_tmem.TmemMapOp, warp_tmem.TmemWaitOp, warp_tmem.PostOp, warp_tmem.FetchOp,
 )
+# What one of several warps cannot do alone: the others would stay at another slot, or it would wait for them.
+_ALL_WARPS = (warp.AdvanceOp, warp.StateOp, warp.BarrierOp, warp.WalkOp, warp.SlotOwnerOp)
 _NAMED = (warp.BarrierOp, warp.TurnInitOp, warp.TurnTakeOp, warp.TurnGiveOp)
 
 
@@ -167,29 +169,38 @@ class _Static:
             raise op_diagnostic(op, f"is of {op.ctas.value} CTAs, but the kernel's MMAs are of {made[0].ctas.value}",
                                 why="a commit tracks MMAs of its own cta_group (PTX ISA)", fix=f"give it ctas = {made[0].ctas.value}")
 
-    def _role_body(self, role, block, elect, warps=None) -> None:
+    def _role_body(self, role, block, elect, owner=None) -> None:
         """What only one thread may do is in an elect, what takes a whole warp or warpgroup is not, and register tiles fit the role.
 
-        `warps`: how many run the block, if not all that are active.
+        `owner`: the `warp.slot_owner` around the block, of which one warp runs it.
         """
-        warps = role.active.value if warps is None else warps
         for op in block.operations:
             self._pair(role, op)
+            if isinstance(op, warp.WalkOp) and op.queue is not None and role.active.value > 1:
+                raise op_diagnostic(op, f"takes tiles in {role.active.value} warps", why="each would take another one from the queue",
+                                    fix="let a role with one active warp take them")
+            if owner is not None:
+                self._by_one_warp(op)
             if isinstance(op, _ONE_THREAD):
-                self._one_thread(warps, op, elect)
+                self._one_thread(role.active.value if owner is None else 1, op, elect)
             elif isinstance(op, warp.Operation) and elect is not None and not isinstance(op, _ANY_THREADS):
                 raise op_diagnostic(op, "is done by one thread", why="it takes all threads of a warp", fix="move it out of warp.elect")
             if isinstance(op, _WARPGROUP) or (isinstance(op, warp.BarrierOp) and op.scope.value == "warpgroup"):
                 self._warpgroup(role, op)
             if not isinstance(op, warp.MapOp):
                 for inner in (inner for region in op.operation.regions for inner in region.blocks):
-                    alone = isinstance(op, warp.SlotOwnerOp)
-                    self._role_body(role, inner, op if isinstance(op, warp.ElectOp) else elect, 1 if alone else warps)
+                    within = op if isinstance(op, warp.ElectOp) else elect
+                    self._role_body(role, inner, within, op if isinstance(op, warp.SlotOwnerOp) else owner)
+
+    def _by_one_warp(self, op) -> None:
+        if isinstance(op, (*_ALL_WARPS, *_WARPGROUP)) or (isinstance(op, warp.ElectOp) and op.scope.value != "warp"):
+            raise op_diagnostic(op, "stands in a warp.slot_owner", why="only the warp that has the slot is there",
+                                fix='move it out; an elect there has scope = "warp"')  # fmt: skip
 
     def _one_thread(self, warps: int, op, elect) -> None:
         if elect is None:
             raise op_diagnostic(op, "is done by all threads", why="one thread must do it", fix="put it into warp.elect")
-        threads = {"warp": warps, "warpgroup": max(1, warps // 4), "role": 1}[elect.scope.value]
+        threads = {"warp": warps, "warpgroup": warps // 4, "role": 1}[elect.scope.value]
         wanted = max(1, warps // 4) if isinstance(op, _ONE_OF_A_WARPGROUP) else 1
         if threads != wanted:
             raise op_diagnostic(

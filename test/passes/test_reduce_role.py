@@ -100,6 +100,19 @@ def test_the_owner_of_a_slot_does_all_but_the_step_to_the_next_one():
     alone = "\n".join(lines).replace('active = 2 : i64, registers = 24', 'active = 1 : i64, registers = 24')
     with new_context(), pytest.raises(Exception, match="shares 2 slots among 1 warps"):
         parse_module(alone, "kernel.mlir")
+    for wrong in (  # what the other warp would have to do, too
+        [*lines[:last], lines[last + 1], lines[last], *lines[last + 2 :]],
+        [*lines[: first + 1], '"warp.barrier"() {id = 9 : i64, scope = "role"} : () -> ()', *lines[first + 1 :]],
+        [*lines[: first + 1], *lines[first:last], lines[last], *lines[last:]],
+        [*lines[:first], *(line.replace('"warp"}', '"role"}') for line in lines[first:last]), *lines[last:]],
+    ):
+        assert "stands in a warp.slot_owner" in said("\n".join(wrong))
+
+
+def test_a_warp_alone_is_no_warpgroup():
+    """An elect of each warpgroup is for warps 0, 4, ..., which a role of warp 1 does not have."""
+    lines, first, end = around("warp.tma_add", 1, 3)
+    assert "is done by 0 threads" in said("\n".join([*lines[:end], lines[end].replace('"warp"', '"warpgroup"'), *lines[end + 1 :]]))
 
 
 def test_it_counts_for_blocks_that_the_loop_leaves_out():
