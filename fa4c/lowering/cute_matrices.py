@@ -12,6 +12,7 @@ from __future__ import annotations
 from ..ir import tile, warp
 from ..ir.diagnostics import op_diagnostic
 from ..ir.tile_base import nested_operations
+from ..passes.warp_interleave_columns import whole_groups
 from . import parameters
 from .source_text import comment
 
@@ -36,7 +37,8 @@ class MatrixRules:
         """Whether a warp.store_shared is one of `store_matrices`, and not a copy of CuTe's, which computes each address by itself."""
         if warp.bits_of(op.source.type.element_type) == 32:
             return op.buffer.owner.opview.interleaved.value
-        return self.keeps and _is_operand(op.buffer)
+        _, slabs, _, _ = self._slab(op.buffer)
+        return self.keeps and _is_operand(op.buffer) and slabs % self._shares(op.source.type) == 0
 
     def store_matrices(self, op) -> None:
         self._by_matrices(op, "store_matrices", op.source, op.slot)
@@ -83,6 +85,9 @@ def check_orders(launches) -> None:
                 if interleaved and entry["role"] != "workspace":
                     raise op_diagnostic(op, f"copies interleaved columns of {entry['name']}", why="the caller reads or writes it, in plain order",
                                         fix="remove `interleaved` from its buffer")
+                if interleaved and not whole_groups(op):
+                    raise op_diagnostic(op, f"copies interleaved columns of {entry['name']} from one on that is not known to begin 8 of them",
+                                        why="their order is within each 8", fix="remove `interleaved` from its buffer")
                 if orders.setdefault(entry["name"], interleaved) != interleaved:
                     raise op_diagnostic(op, f"takes {entry['name']} in another order than what is before",
                                         why="its columns are interleaved for one of them, and in plain order for the other",

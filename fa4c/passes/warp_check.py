@@ -255,10 +255,19 @@ class _Static:
             shares = warp.column_shares(kind, groups)
             if kind.rank == 2 and shares > 1 and kind.shape[1] % (8 * shares):
                 raise op_diagnostic(op, f"shares {kind.shape[1]} columns among {groups} warpgroups", why="a quad of lanes holds 8")
+        if isinstance(op, warp.TmaStoreOp) or (isinstance(op, warp.StoreSharedOp) and warp.bits_of(op.buffer.type.element_type) == 32):
+            kind, swizzle = op.buffer.type, op.buffer.owner.opview.swizzle.value
+            span, shares = swizzle * 8 // warp.bits_of(kind.element_type), warp.column_shares(kind, groups, 1)
+            if shares > 1 and kind.shape[2] % (span * shares):
+                raise op_diagnostic(op, f"shares {kind.shape[2]} columns among {groups} warpgroups", why=f"each has whole spans of {span}",
+                                    fix="use a smaller swizzle, or tiles with 64 rows for each warpgroup")
 
     def _lanes(self, role, op) -> None:
         if isinstance(op, _QUADS_ONLY) or (isinstance(op, warp.GlobalAddOp) and op.source.type.rank == 2):
             self._wrong_layout(role, op)
+        if isinstance(op, (warp.StoreSharedOp, warp_tmem.TmemMapOp)) and op.buffer is not None and op.buffer.owner.opview.interleaved.value:
+            raise op_diagnostic(op, "writes an interleaved buffer", why="a lane that holds a row writes it in plain order",
+                                fix="remove `interleaved` from the buffer, and from all that its tensor goes through")
         rows = warp_tmem.LANES * role.active.value // 4
         for value in [*op.operation.operands, *op.operation.results]:
             column_values = value.type.rank == 2 and value.type.shape[0] == 1 if space_of(value.type) == "reg" else False

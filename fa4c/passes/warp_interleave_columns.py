@@ -18,6 +18,7 @@ from __future__ import annotations
 from .. import targets
 from ..ir import tile, warp
 from ..ir.mlir import ir
+from .loop_nest import constant
 from .registry import register_pass
 
 COLUMNS = 8  # of a group
@@ -31,14 +32,17 @@ def warp_interleave_columns(module: ir.Module) -> None:
     kernels = {op.sym_name.value: op for op in module.body.operations if isinstance(op, warp.KernelOp)}
     for host in [op for op in module.body.operations if isinstance(op, tile.HostOp)]:
         for entry, tensor in zip(host.tensors, host.body.blocks[0].arguments, strict=True):
-            if entry["role"].value == "workspace" and _has_groups(tensor.type):
+            if entry["role"].value == "workspace":
                 for buffer in _buffers(tensor, kernels) or ():
                     buffer.owner.attributes["interleaved"] = ir.BoolAttr.get(True)
 
 
-def _has_groups(kind) -> bool:
+def whole_groups(copy) -> bool:
+    """Whether a copy between a tensor and a buffer moves whole groups of columns, as far as is known."""
+    kind, first = copy.map.owner.opview.tensor.type, constant(copy.coords[-1])
     last = kind.rank - 1
-    return str(kind.element_type) == "f32" and last >= 1 and not kind.is_dynamic_dim(last) and kind.shape[last] % COLUMNS == 0
+    known = last >= 1 and not kind.is_dynamic_dim(last) and first is not None
+    return str(kind.element_type) == "f32" and known and kind.shape[last] % COLUMNS == 0 and first % COLUMNS == 0
 
 
 def _buffers(tensor, kernels) -> list | None:
@@ -73,4 +77,4 @@ def _only_copied(buffer, tensor) -> bool:
     users = [use.owner.opview for use in buffer.uses]
     copies = [op for op in users if isinstance(op, _COPIES)]
     registers = [op for op in users if isinstance(op, (warp.StoreSharedOp, warp.LoadFragmentOp))]
-    return len(copies) + len(registers) == len(users) and all(op.map.owner.opview.tensor == tensor for op in copies)
+    return len(copies) + len(registers) == len(users) and all(op.map.owner.opview.tensor == tensor and whole_groups(op) for op in copies)

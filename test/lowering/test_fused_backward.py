@@ -113,6 +113,18 @@ def test_an_order_of_columns_that_not_all_kernels_see_is_refused():
     assert len(re.findall("interleaved = true, ", text)) == 2  # the sum of dQ, in the kernel that adds and in the one that casts
     first = r"(?s)interleaved = true, (.*interleaved = true)"
     compiled.check_refused(text, first, r"\1", "in another order than what is before")
+    lanes = compiled.level("full.mlir", "warp", direction="bwd", head_dim=(64, 64), target="sm_100a")
+    sums = r'"warp.buffer"\(\) \{(?=.*swizzle = 128.*xf32)'
+    compiled.check_refused(lanes, sums, r"\g<0>interleaved = true, ", "writes an interleaved buffer")
+    compiled.check_refused(text, r'("warp.tma_add"\(.*), %c0\)', r"\1, %c1)", "not known to begin 8 of them")
+
+
+def test_warpgroups_share_whole_spans():
+    """dQ's 64 rows of 96 columns lie in 6 spans of 16, three for each of two warpgroups; three spans of 32 would leave one out."""
+    text = compiled.level("full.mlir", "warp", direction="bwd", head_dim=(96, 96))
+    wider = re.sub(r'("warp.buffer"\(\) \{interleaved.*)swizzle = 64(.*2x64x96xf32)', r"\1swizzle = 128\2", text)
+    assert wider != text
+    compiled.check_refused(wider, "64, 1, 16>, swizzle = 64", "64, 1, 32>, swizzle = 128", "shares 96 columns among 2")
 
 
 def test_with_more_registers_it_overlaps_blocks():
