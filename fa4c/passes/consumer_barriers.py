@@ -234,7 +234,9 @@ class Consumer:
             if isinstance(op, warp.WgmmaOp):
                 operands |= {op.a} if space_of(op.a.type) == "reg" else set()
             if isinstance(op, warp.LoadColumnsOp) and guards:
-                if registers(own.before[guards[0]] | operands | {op.target}, self.role.active.value // 4) <= own.most:
+                guarded = {f for guard in guards for inner in operations_of(guard) for part in fragments_touched(inner) for f in part}
+                held = own.before[guards[0]] | operands | {op.target}
+                if op.target not in guarded and registers(held, self.role.active.value // 4) <= own.most:
                     op.operation.move_before(guards[0].operation)
             else:
                 guards = [*guards, op] if isinstance(op, warp.WhenOp) else []

@@ -12,6 +12,7 @@ from fa4c import targets
 from fa4c.cli.main import main
 from fa4c.ir import warp
 from fa4c.ir.context import new_context, parse_module
+from fa4c.lowering.compile import compile_text
 from fa4c.passes import loop_graph, tile_pipeline
 from fa4c.passes._tile_map import operations_in
 from fa4c.passes.register_pressure import OTHER_REGISTERS, most_alive
@@ -94,6 +95,19 @@ def test_column_values_come_under_mmas_where_registers_allow(example, head_dim, 
     names = re.findall(r'"warp\.(wgmma|load_columns|wgmma_wait|map)"\(', text.split('sym_name = "reduce"')[1])
     found = [names[n - 1] for n, name in enumerate(names) if name == "load_columns"]
     assert found[:2] == ["wgmma" if early else "wgmma_wait", "wgmma_wait"]
+
+
+def test_column_values_stay_behind_a_guard_that_reads_what_they_replace():
+    text, options = (compiled.EXAMPLES / "causal.mlir").read_text(), dict(direction="bwd", head_dim=(128, 128))
+    bare = compile_text(text, "causal.mlir", emit="warp", disabled=["warp-insert-barriers", "warp-check"], locations=False, **options)
+    kernel = bare.split('sym_name = "reduce"')[1]
+    target, kind = re.search(r'"warp.load_columns"\(%\w+, (%\w+)\).*, (tensor<1x64xf32, #tile.reg>)', kernel).groups()
+    masked = r'(?s)("warp.when"\(%\w+\) \(\{\n +"warp.map"\((%\w+), \2)(\) \(\{\n +\^bb0\()(.*?\) : \((tensor<\S+ \S+>), \5)\)'
+    read = re.sub(masked, rf"\1, {target}\3%seen: f32, \4, {kind})", kernel, count=1)
+    assert read != kernel
+    for body, order in ((kernel, ["load_columns", "when"]), (read, ["when", "load_columns"])):
+        made = compile_text(bare.replace(kernel, body), "warp.mlir", emit="warp", disabled=["warp-check"])
+        assert re.findall(r'"warp\.(when|load_columns)"\(', made.split('sym_name = "reduce"')[1])[:2] == order
 
 
 def test_a_slot_is_waited_for_once():
