@@ -105,8 +105,8 @@ def check_gradients(
 
 
 def _agree(one, exact) -> bool:
-    """Two ways to compute in float64; not so where one of them gives NaN."""
-    return bool(_max(one.double() - exact) <= torch.finfo(torch.float32).eps * _max(exact))
+    """Two ways to compute in float64, one with constants in f32, in exponents of up to 2^6 too. Not so where one of them gives NaN."""
+    return bool(_max(one.double() - exact) <= 64 * torch.finfo(torch.float32).eps * _max(exact))
 
 
 def expected_gradients(forward: dict, inputs, given, wrt) -> tuple[dict, dict]:
