@@ -127,13 +127,18 @@ def _later_mmas(graph_of: LoopGraph, solve, found: modulo.Schedule) -> modulo.Sc
 
     Its operand, a cast of what was computed, is made when nothing else needs what it is made from, and takes its place. Kept where that
     needs fewer registers. ptxas 13.0, backward at head dim 64 in blocks of 128 x 128: with dV = P^T dO before the cast of dS it
-    serialises all MMAs, behind it none.
+    serialises all MMAs, behind it none. What another MMA reads from shared memory is written before it too, and that MMA comes behind:
+    the tensor cores work while all threads wait for each other's writes.
     """
     graph = graph_of.graph
     late = [i for i in graph.stepped() if isinstance(graph_of.ops[i], tile.MmaOp) and space_of(graph_of.ops[i].a.type) == "reg"]
     work = [i for i in graph.stepped() if isinstance(graph_of.ops[i], tile.MapOp)]
     casts = [i for m in late for i in work if _readers(graph_of, i) == [m]]
     first = [(e, m) for m in late for e in work] + [(e, c) for c in casts for e in work if _share_input(graph_of.ops[e], graph_of.ops[c])]
+    for t in graph.stepped():
+        if isinstance(graph_of.ops[t], tile.ToSharedOp) and any(graph_of.ops[w].out == graph_of.ops[t].x for w in work):
+            others = [m for m in late if graph_of.ops[m].a != graph_of.ops[t].x]
+            first += [pair for m in others for pair in ((t, m), *((m, r) for r in _readers(graph_of, t)))]
     more = [modulo.Edge(a, b, graph.ops[a].issue, 0, why="registers are short: {src} comes first") for a, b in first
             if a != b and a not in _behind(graph, b)]
     try:
