@@ -62,6 +62,16 @@ def test_the_check_finds_what_is_missing(case):
     assert message in said("\n".join(lines[:at] + lines[at + 1:]))
 
 
+def test_ds_is_written_in_front_of_dvs_mma():
+    """Where registers are short (head dim 64), that MMA runs while all wait for each other's writes."""
+    lines, _, at = around("warp.store_shared", 0, 0)
+    loop = max(n for n in range(at) if "scf.for" in lines[n])
+    indent = lines[at][:lines[at].index('"')]
+    kinds = [found[1] for line in lines[loop:at + 1] if (found := re.match(rf'{indent}"warp\.(\w+)"', line))]
+    written = kinds.index("store_shared")
+    assert [kind for kind in kinds[written:] if kind in ("wgmma", "barrier")] == ["wgmma", "barrier", "wgmma", "wgmma"]
+
+
 def test_the_check_finds_a_count_before_the_addition_is_complete():
     text = text_of(TO_WARPS, "warp")
     assert '"warp.store_wait"() {complete = true' in text
