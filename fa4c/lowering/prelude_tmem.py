@@ -180,7 +180,7 @@ def add_exponent(p, shifted):
 ''',
     "tanh_pair": '''
 def tanh_pair(x):
-    """`tanh_exp2` of two."""
+    """1 - 2 / (e**2x + 1) of two: absolute error of a few 1e-7."""
     y = mul_pair(x, (2.8853900817779268, 2.8853900817779268))
     y = add_pair(tuple(cute.math.exp2(v, fastmath=True) for v in y), (1.0, 1.0))
     return fma_pair(tuple(cute.arch.rcp_approx(v) for v in y), (-2.0, -2.0), (1.0, 1.0))

@@ -245,6 +245,7 @@ def compiled(artifact) -> str | None:
         named = dict(zip(others, captured)) or None
         return fa4c.attention(q * 1, k, v, variant=artifact, captured=named, backend=BACKEND).float() * 2
 
+    torch._dynamo.reset()  # each artifact is another constant of this function: too many of them in a process are refused
     graph = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
     for m in (300, 333):
         problem = Problem(artifact, Case("compiled", 2, 4, 2, m, m))

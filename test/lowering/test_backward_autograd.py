@@ -109,6 +109,20 @@ def test_a_learned_temperature_and_a_mask_tensor(target, length, table):
     assert abs(found["c"] - exact["c"]) < 1e-4 * abs(exact["c"])  # eager's, in bf16, is a tenth off
 
 
+def test_a_saturated_soft_cap_in_fp16():
+    """Scores near -147 under a cap of 30: 1 - tanh(-4.9)^2 is 2e-4, and fp16 operands show it where tanh near -1 is rounded like 2."""
+    both = compiled.loaded("softcap.mlir", direction="both", head_dim=(192, 128), dtype="fp16")
+    forward, backward = both.forward_semantics, both.backward.semantics
+    given = {n: t * 0.05 for n, t in inputs.make_inputs(forward, dict(b=1, hq=2, hkv=2, m=64, n=64), seed=4).items()}
+    given["q"][..., 0], given["k"][..., 0], given["v"] = 1, -120 * 192**0.5, given["v"] * 20
+    stored = execute.execute(both, given, backend="emulator", want=["o", "lse"])
+    do = torch.randn(stored["o"].shape, generator=torch.Generator().manual_seed(5)).half()
+    read = [t.name for t in both.backward.program.inputs]
+    found = execute.execute(both.backward, {n: t for n, t in {**given, **stored, "do": do}.items() if n in read}, backend="emulator")
+    rows = check.check_gradients(forward, given, {"o": do}, {n[1:]: g for n, g in found.items()}, backward=backward)
+    assert all(row.ok for row in rows) and sum(row.by_eager > 0 for row in rows) == 4, "\n".join(map(str, rows))
+
+
 # Scores without Q and K: an example, what its score function yields, and what instead.
 ALONE = {"constant": ("full.mlir", "(%y) : (f32)", "(%c) : (f32)"), "bias": ("alibi.mlir", "(%biased) : (f32)", "(%bias) : (f32)")}
 
