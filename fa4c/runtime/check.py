@@ -13,10 +13,10 @@ one key is P (dP - delta) = 0), so max|ref| counts as at least what one f32 sum 
 whose terms are rounded like f32 sums may leave (docs/backward.md, "How it is checked").
 
 Where eager's gradient is 0 in every element and the right one is not, its score function has saturated in 16 bits (1 - tanh(-4)^2) and its
-error, all of the gradient, says nothing of what rounding does. There err_torch is at least the error of the derived backward in float64
-with the casts that it is written with: of a kernel that is exact but for the 16-bit operands of its GEMMs and the O it reads. So only if
-that backward without casts gives the right gradient: a wrong one would be its own measure. Such a row keeps the limit by eager's error
-alone beside its own.
+error, all of the gradient, says nothing of what rounding does. There err_torch is at least the error of the derived backward as it is
+written, in f32 with casts to 16 bits: of a kernel that rounds nothing but the operands of its GEMMs, the O it reads, and f32. So only if
+that backward in float64 gives the right gradient: a wrong one would be its own measure. Such a row keeps the limit by eager's error alone
+beside its own.
 """
 
 from __future__ import annotations

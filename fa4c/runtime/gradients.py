@@ -54,13 +54,14 @@ def gradients(
 
 
 def derived(forward: dict, backward: dict, inputs: dict[str, torch.Tensor], given: dict, wrt, *, casts: bool) -> dict[str, torch.Tensor]:
-    """{argument: gradient} for `wrt`, of the derived `backward` in float64. With `casts` both trees' own casts round: of a kernel of which
-    nothing is inexact but the operands of its GEMMs and the results of the forward that it reads. Other arguments as in `gradients`.
+    """{argument: gradient} for `wrt`, of the derived `backward` in float64 or, with `casts`, as both trees are written: in f32, rounded to
+    16 bits for GEMMs and for what the backward reads of the forward. Other arguments as in `gradients`.
     """
-    results = reference.evaluate(forward, inputs, casts=casts)
+    dtype = torch.float32 if casts else torch.float64
+    results = reference.evaluate(forward, inputs, dtype, casts=casts)
     read = {name: results[name] for name in saved(forward, backward)}
     arriving = {name: given[result] for name, result in incoming(forward, backward).items()}
-    found = reference.evaluate(backward, {**inputs, **read, **arriving}, casts=casts)
+    found = reference.evaluate(backward, {**inputs, **read, **arriving}, dtype, casts=casts)
     return {argument: found[name] for name, argument in outgoing(forward, backward).items() if argument in wrt}
 
 

@@ -2,8 +2,8 @@
 
 `evaluate(semantics, inputs, dtype)` computes all in float64 (default) or float32. `eager=True` computes as eager PyTorch would in the
 kernel's dtype: matmuls with results in bf16/fp16, maps and softmax rounded to it; its error sets the tolerance (`check.py`).
-`casts=True` computes in float64 but for the tree's own casts, which round: what a kernel gives of which nothing is inexact but the 16-bit
-operands of its GEMMs. Work goes by chunks of heads of one batch entry, so that at most some `CHUNK` scores are held at a time.
+With `casts=True` the tree's own casts round: in f32, what a kernel gives that is inexact by f32 and by 16-bit operands of GEMMs alone. Work
+goes by chunks of heads of one batch entry, so that at most some `CHUNK` scores are held at a time.
 
 All of it is differentiable by torch.autograd, rows that see nothing included (their gradient is 0): `gradients.py` builds on that.
 """
