@@ -297,6 +297,13 @@ def _backward_of(artifact, derive) -> Artifact:
             why="an input requires grad, and an artifact is not compiled again",
             fix="compile it with direction 'both' (fa4c compile --direction both), or pass the variant's file",
         )
+    if derive.get("deterministic") and artifact.backward.adds_in_any_order:
+        raise InputError(
+            "the artifact's backward adds in any order",
+            where=artifact.path,
+            why="deterministic=True, or torch's switch, asks for the same bits in every run, and an artifact is not compiled again",
+            fix="compile it with deterministic=True (fa4c compile --direction both --deterministic), or pass the variant's file",
+        )
     return artifact.backward
 
 

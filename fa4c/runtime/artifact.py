@@ -6,6 +6,7 @@ every member against the manifest: a truncated, altered or foreign file is refus
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -73,6 +74,14 @@ class Artifact:
     def forward_semantics(self) -> dict | None:
         """What the forward computes; None for a backward that does not say what it was derived from."""
         return self.manifest.get("forward") if self.direction == "bwd" else self.semantics
+
+    @functools.cached_property
+    def adds_in_any_order(self) -> bool:
+        """Whether kernels add floats to global memory by atomics that no counters of turns order: bits may differ between runs then."""
+        code = b"".join(data for name, data in self.members.items() if name.endswith(".ptx"))
+        lines = [line for line in code.splitlines() if b"red." in line or b"cp.reduce" in line]  # `red` of floats, or a bulk copy that adds
+        adds = any(b".add" in line and (b".f32" in line or b"cp.reduce" in line) for line in lines)
+        return adds and not any(w["name"].endswith("_turns") for w in self.manifest["workspaces"])
 
     def text(self, suffix: str) -> str:
         """The first member ending in `suffix` ('.ptx', '.cute.py', '.attn.mlir', ...) as text. Raises `ArtifactError` if there is none."""

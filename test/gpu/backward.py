@@ -53,15 +53,7 @@ def _differs(one: dict, two: dict) -> str | None:
 
 
 def adds_in_any_order(artifact) -> bool:
-    """Whether a kernel adds floats to global memory by atomics, and no semaphore orders them."""
-    code = b"".join(data for name, data in artifact.backward.members.items() if name.endswith(".ptx"))
-    lines = [line for line in code.splitlines() if b"red." in line or b"cp.reduce" in line]  # `red` of floats, or a bulk copy that adds
-    adds = any(b".add" in line and (b".f32" in line or b"cp.reduce" in line) for line in lines)
-    return adds and not is_deterministic(artifact)
-
-
-def is_deterministic(artifact) -> bool:
-    return "-det" in artifact.path or any(w["name"].endswith("_turns") for w in artifact.backward.manifest["workspaces"])
+    return artifact.backward.adds_in_any_order
 
 
 def spread(problem: Problem) -> None:

@@ -14,6 +14,7 @@ from fa4c.frontend.variant import standard
 from fa4c.ir.diagnostics import Diagnostic
 from fa4c.lowering import build
 from fa4c.runtime import cache, check, execute, inputs
+from fa4c.runtime.errors import InputError
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "runtime"))
 from runtime_samples import attention_tree  # noqa: E402
@@ -107,6 +108,21 @@ def test_a_learned_temperature_and_a_mask_tensor(target, length, table):
     exact, eager = check.expected_gradients(tree, given, {"o": do, "lse": dlse}, found)
     assert all(row.ok for row in check.check_gradients(tree, given, {"o": do, "lse": dlse}, found, exact=exact, eager=eager))
     assert abs(found["c"] - exact["c"]) < 1e-4 * abs(exact["c"])  # eager's, in bf16, is a tenth off
+
+
+def test_an_artifact_is_asked_for_a_fixed_order():
+    """It is not compiled again: one whose sums have no order is refused, by the argument and by torch's switch."""
+    plain, ordered = (compiled.loaded("causal.mlir", direction="both", head_dim=(D, D), deterministic=d) for d in (False, True))
+    assert plain.backward.adds_in_any_order and not ordered.backward.adds_in_any_order
+    fa4c.attention(*qkv(), variant=ordered, deterministic=True, backend="emulator").sum().backward()
+    with pytest.raises(InputError, match="adds in any order"):
+        fa4c.attention(*qkv(), variant=plain, deterministic=True, backend="emulator").sum().backward()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(InputError, match="adds in any order"):
+            fa4c.attention(*qkv(), variant=plain, backend="emulator").sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_saturated_soft_cap_in_fp16():
